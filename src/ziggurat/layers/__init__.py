@@ -1,0 +1,1 @@
+"""What two or more families share; nothing here knows a model."""

@@ -1,0 +1,88 @@
+"""Multi-head self-attention and the pre-norm block, through torch's fused kernel."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch.nn.functional as F
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+
+def head_width(dim: int, heads: int) -> int:
+    """Channels of one head; an error if the heads do not divide the width."""
+    if heads < 1 or dim % heads:
+        near = [n for n in range(1, dim + 1) if dim % n == 0]
+        near = sorted(near, key=lambda n: abs(n - heads))[:4]
+        raise ValueError(
+            f"a width of {dim} cannot be split into {heads} heads: "
+            f"take one of {', '.join(map(str, sorted(near)))}"
+        )
+    return dim // heads
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(d) + bias) v, heads side by side (head-major) in q, k, v and output.
+
+    ``kv_heads=1`` shares one key and one value among all heads (multi-query attention).
+    """
+
+    def __init__(self, dim: int, heads: int, kv_heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kv_heads = kv_heads or heads
+        self.head_dim = head_width(dim, heads)
+        self.qkv = nn.Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); ``bias`` goes onto the logits, (B or 1, heads or 1, N or 1, N).
+
+        All tensors given to the kernel are 4-D: with more dimensions it is not the fused one.
+        """
+        B, N, C = x.shape
+        if self.kv_heads == self.heads:
+            q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).unbind(2)
+        else:
+            kv = self.kv_heads * self.head_dim
+            q, k, v = self.qkv(x).split([C, kv, kv], dim=2)
+            q = q.unflatten(2, (self.heads, self.head_dim))
+            k, v = (t.unflatten(2, (self.kv_heads, self.head_dim)) for t in (k, v))
+            k, v = (t.expand(B, N, self.heads, self.head_dim) for t in (k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, N, head_dim)
+        if bias is not None:
+            bias = bias.to(q.dtype)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.proj(x.transpose(1, 2).reshape(B, N, C))
+
+
+class Block(nn.Module):
+    """x + Attention(LN(x)), then x + MLP(LN(x)): the pre-norm transformer layer."""
+
+    def __init__(
+        self,
+        dim: int,
+        attention: nn.Module,
+        drop_path: float = 0.0,
+        mlp_ratio: float = 4.0,
+        act: type[nn.Module] = nn.GELU,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = attention
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, *context: object) -> Tensor:
+        """(B, N, C) -> (B, N, C); ``context`` is what this attention wants beside the tokens."""
+        x = x + self.drop_path(self.attn(self.norm1(x), *context))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Stochastic depth that grows linearly from 0 to ``rate`` over all layers, by stage."""
+    total = sum(depths)
+    rates = [rate * i / max(total - 1, 1) for i in range(total)]
+    ends = list(accumulate(depths))
+    return [rates[end - depth : end] for end, depth in zip(ends, depths, strict=True)]

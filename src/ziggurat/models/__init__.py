@@ -1,0 +1,1 @@
+"""The five families, one file a paper; nothing here knows a task."""

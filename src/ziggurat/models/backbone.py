@@ -1,0 +1,303 @@
+"""The contract of every family: what tasks, timm and its users ask of a model.
+
+A family says how an image becomes a state (``embed``), what its stages do to the state, and how a
+state is read: as a map (``stage_map``) or as what the head pools (``finish``, ``pool``). All of
+timm's methods follow from these five.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+from ziggurat.layers.position import LearnedTable
+
+
+class Features(NamedTuple):
+    """``maps`` feed dense tasks, ``pooled`` classification: other tokens in RegionViT (Fig. 2)."""
+
+    maps: list[Tensor]  # one (B, C, H, W) a stage, finest first
+    pooled: Tensor  # (B, C)
+
+
+class Stage(nn.Module):
+    """One resolution: ``blocks`` run one after the other, re-computed in backward if asked."""
+
+    blocks: nn.ModuleList
+    checkpointing = False
+
+    def run(self, x: Tensor, *context: object) -> Tensor:
+        """Tokens through all blocks."""
+        for block in self.blocks:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, *context)
+            else:
+                x = block(x, *context)
+        return x
+
+
+class Backbone(nn.Module):
+    """A hierarchical vision transformer that speaks timm's language.
+
+    ``name`` is the variant's name and appears in errors; ``overrides`` is what the user changed
+    of that variant. Both are set by ``create_model`` and travel with ``save_pretrained``.
+    """
+
+    name = "this model"
+    overrides: dict[str, Any]
+    first_conv: ClassVar[str | tuple[str, ...]]  # modules that see the image's channels
+    stages: nn.ModuleList
+    head: nn.Module
+    norm: nn.Module
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        drop_rate: float,
+        global_pool: str,
+        smallest: int = 1,
+    ) -> None:
+        super().__init__()
+        self.img_size = pair(img_size)
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.dims = tuple(dims)
+        self.strides = tuple(strides)
+        self.smallest = smallest
+        self.global_pool = checked_pool(global_pool)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.feature_info = [
+            {"num_chs": dim, "reduction": stride, "module": f"stages.{i}"}
+            for i, (dim, stride) in enumerate(zip(dims, strides, strict=True))
+        ]
+
+    # What a family says of itself.
+
+    def embed(self, images: Tensor) -> Any:
+        """Images (B, in_chans, H, W) to what the first stage takes."""
+        raise NotImplementedError
+
+    def stage_map(self, state: Any) -> Tensor:
+        """What a stage left behind, as a map (B, C, H, W)."""
+        raise NotImplementedError
+
+    def finish(self, state: Any) -> Tensor:
+        """What the last stage left behind, as the head takes it."""
+        raise NotImplementedError
+
+    def pool(self, features: Tensor) -> Tensor:
+        """``finish``'s answer, averaged over positions: (B, C)."""
+        return features.mean((2, 3))
+
+    def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The official checkpoint's names (and layouts) to ours; ours as they are."""
+        return state
+
+    def fit(self, name: str, value: Tensor) -> Tensor:
+        """A checkpoint's tensor of another resolution or window, resized to this model's.
+
+        What cannot be resized comes back as it is, and is reported as of another shape.
+        """
+        owner, _, last = name.rpartition(".")
+        module = self.get_submodule(owner)
+        if last == "table" and isinstance(module, LearnedTable):
+            return module.fit(value)
+        return value
+
+    # What follows from it.
+
+    def checked(self, images: Tensor) -> Tensor:
+        """The images, if this model can take them; one clear error if not."""
+        if images.ndim != 4:
+            raise ValueError(
+                f"{self.name} takes images as (batch, channels, height, width), "
+                f"got {tuple(images.shape)}"
+            )
+        channels, height, width = images.shape[1:]
+        if channels != self.in_chans:
+            raise ValueError(
+                f"{self.name} takes {self.in_chans} channels, got {channels}: "
+                f"build it with in_chans={channels} or convert the images"
+            )
+        if min(height, width) < self.smallest:
+            raise ValueError(
+                f"{self.name} takes images from {self.smallest} x {self.smallest} pixels up, "
+                f"got {height} x {width}: enlarge them or take a smaller patch_size"
+            )
+        return images
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All stages, and the norm where it comes before pooling."""
+        state = self.embed(self.checked(images))
+        for stage in self.stages:
+            state = stage(state)
+        return self.finish(state)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool and classify; ``pre_logits`` stops before the classifier."""
+        if self.global_pool:
+            x = self.pool(x)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes); features if the classifier was removed."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_stages(self, images: Tensor) -> Features:
+        """Every stage's map and the pooled features, from one pass."""
+        state = self.embed(self.checked(images))
+        maps = []
+        for stage in self.stages:
+            state = stage(state)
+            maps.append(self.stage_map(state))
+        return Features(maps, self.pool(self.finish(state)))
+
+    def taken(self, indices: int | Sequence[int] | None) -> list[int]:
+        """timm's way to name stages: None for all, an int for the last n, or their indices."""
+        stages = len(self.stages)
+        if indices is None:
+            return list(range(stages))
+        if isinstance(indices, int):
+            indices = range(-indices, 0)
+        if not indices or not all(-stages <= i < stages for i in indices):
+            raise IndexError(f"{self.name} has stages 0 to {stages - 1}, got {list(indices)}")
+        return [i % stages for i in indices]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Maps of the chosen stages, and the final features, as timm's models give them.
+
+        ``norm`` is taken for timm's sake: these families have no norm that fits every stage.
+        """
+        if str(output_fmt) not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt is NCHW or NHWC, got {output_fmt!r}")
+        take = self.taken(indices)
+        state = self.embed(self.checked(x))
+        maps = []
+        for i, stage in enumerate(self.stages):
+            if stop_early and i > max(take):
+                break
+            state = stage(state)
+            if i in take:
+                found = self.stage_map(state)
+                maps.append(found if str(output_fmt) == "NCHW" else found.permute(0, 2, 3, 1))
+        return maps if intermediates_only else (self.finish(state), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] | None = 1, prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what the chosen stages do not need, so that every parameter left is used."""
+        take = self.taken(indices)
+        self.stages = self.stages[: max(take) + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier: a linear layer, or an identity once removed."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh classifier of ``num_classes``, none for 0."""
+        if global_pool is not None:
+            self.global_pool = checked_pool(global_pool)
+        self.num_classes = num_classes
+        here = next(self.parameters())
+        self.head = classifier(self.num_features, num_classes).to(here.device, here.dtype)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Learned positions."""
+        return {
+            f"{name}.table"
+            for name, module in self.named_modules()
+            if isinstance(module, LearnedTable)
+        }
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], tuple[float, ...]]:
+        """Layer of a parameter, for layer-wise decay: stem, then every block, then the head.
+
+        What leads into a stage (merging, pooling, positions) goes with the block before it, as
+        in HiViT's fine-tuning code; ``coarse`` makes each stage one layer.
+        """
+        starts = [0]
+        for stage in self.stages:
+            starts.append(starts[-1] + len(stage.blocks))
+
+        def layer(name: str) -> tuple[float, ...]:
+            part, _, rest = name.partition(".")
+            if part in ("norm", "head"):
+                return (float("inf"),)
+            if part != "stages":
+                return (0,)
+            index, _, rest = rest.partition(".")
+            stage = int(index)
+            if coarse:
+                return (stage + 1,)
+            part, _, rest = rest.partition(".")
+            if part != "blocks":
+                return (starts[stage],)
+            return (starts[stage] + int(rest.split(".")[0]) + 1,)
+
+        return layer
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Re-compute blocks in backward instead of keeping their activations."""
+        for stage in self.stages:
+            stage.checkpointing = enable
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """One side or (height, width)."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def per_stage(value: int | Sequence[int], stages: int, what: str) -> tuple[int, ...]:
+    """One value for all stages, or one for each."""
+    values = (value,) * stages if isinstance(value, int) else tuple(value)
+    if len(values) != stages:
+        raise ValueError(f"{stages} stages need {stages} values of {what}, got {values}")
+    return values
+
+
+def choice(value: str, allowed: Sequence[str], what: str) -> str:
+    """The value, if it is one of the allowed ones."""
+    if value not in allowed:
+        raise ValueError(f"{what} is one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def checked_pool(global_pool: str) -> str:
+    """timm's ways to pool that make sense here: the mean, or none at all."""
+    return choice(global_pool, ("avg", ""), "global_pool")
+
+
+def classifier(dim: int, classes: int) -> nn.Module:
+    """A linear classifier, or an identity for 0 classes."""
+    if not classes:
+        return nn.Identity()
+    head = nn.Linear(dim, classes)
+    nn.init.trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,192 @@
+"""Checkpoints, ours and the authors', into a model; a file that does not fit is said to, in full."""
+
+import argparse
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from ziggurat.models.backbone import Backbone
+
+NESTS = ("model", "state_dict", "module", "params", "target", "optimizer", "ema", "model_ema")
+PREFIXES = ("module.", "_orig_mod.", "backbone.bottom_up.model.", "backbone.bottom_up.")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or does not fit."""
+
+
+class Loaded(NamedTuple):
+    """What ``load_checkpoint`` did besides copying."""
+
+    resized: list[str]  # learned at another resolution, window or number of channels
+    ignored: list[str]  # left out because the caller said so
+
+
+def load_checkpoint(
+    model: nn.Module,
+    checkpoint: str | Path | Mapping[str, Any],
+    ignore: Sequence[str] = (),
+) -> Loaded:
+    """Load a checkpoint in our names, the authors' or timm's into ``model``.
+
+    ``checkpoint`` is a file (safetensors, torch, Flax msgpack or npz) or a state dict, nested as
+    the authors nest theirs. Positions, relative biases and window-sized kernels learned at
+    another resolution are resized; first convolutions adapt to other channels. Anything else
+    that is missing, unexpected or of another shape is an error, unless a pattern in ``ignore``
+    names it:
+
+        load_checkpoint(model, "mae_hivit_base.pth", ignore=("decoder_*", "head.*"))
+    """
+    state = flat(read(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint)
+    if isinstance(model, Backbone):
+        state = model.convert(state)
+    own = model.state_dict()
+    ignored = sorted(n for n in {*own, *state} if any(fnmatch.fnmatch(n, p) for p in ignore))
+    state = {name: value for name, value in state.items() if name not in ignored}
+
+    resized = []
+    if isinstance(model, Backbone):
+        for name, value in state.items():
+            if name in own and value.shape != own[name].shape:
+                state[name] = fitted(model, name, value)
+                if state[name].shape == own[name].shape:
+                    resized.append(name)
+    optional = {name for name, value in own.items() if not value.dtype.is_floating_point}
+    missing = sorted(own.keys() - state.keys() - optional - set(ignored))
+    unexpected = sorted(state.keys() - own.keys())
+    shapes = [
+        f"{name}: {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
+        for name, value in state.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    if missing or unexpected or shapes:
+        raise CheckpointError(misfit(model, checkpoint, missing, unexpected, shapes))
+    model.load_state_dict(state, strict=False)
+    return Loaded(resized, ignored)
+
+
+def for_timm(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
+    """What timm calls on weights it fetched: names and sizes; it sees to channels itself."""
+    state = model.convert(flat(state))
+    own = model.state_dict()
+    return {n: model.fit(n, v) if n in own and n.endswith(".table") else v for n, v in state.items()}
+
+
+def fitted(model: Backbone, name: str, value: Tensor) -> Tensor:
+    """A tensor of another shape, adapted where that makes sense."""
+    owner, _, last = name.rpartition(".")
+    first = (model.first_conv,) if isinstance(model.first_conv, str) else model.first_conv
+    if owner in first and last == "weight" and value.shape[1] != model.in_chans:
+        if value.shape[1] % 3:
+            return value  # timm's rule knows RGB only
+        value = adapt_input_conv(model.in_chans, value)
+    return model.fit(name, value)
+
+
+def misfit(
+    model: nn.Module,
+    checkpoint: object,
+    missing: list[str],
+    unexpected: list[str],
+    shapes: list[str],
+) -> str:
+    """One message with everything that does not fit, and what to do."""
+
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    source = checkpoint if isinstance(checkpoint, str | Path) else "the state dict"
+    name = getattr(model, "name", type(model).__name__)
+    lines = [f"{source} does not fit {name}"]
+    lines += [f"missing from the checkpoint: {some(missing)}"] if missing else []
+    lines += [f"not in the model: {some(unexpected)}"] if unexpected else []
+    lines += [f"of another shape: {some(shapes)}"] if shapes else []
+    every = missing + unexpected + [line.split(":")[0] for line in shapes]
+    if all(n.startswith("head.") for n in every):
+        lines.append(
+            "only the classifier differs: build the model with the checkpoint's num_classes, "
+            'or start it afresh with ignore=("head.*",)'
+        )
+    else:
+        lines.append(
+            "build the variant the checkpoint was made with (`ziggurat models`), "
+            "or name what may differ: ignore=(pattern, ...)"
+        )
+    return "; ".join(lines)
+
+
+def read(path: str | Path) -> Mapping[str, Any]:
+    """A checkpoint file's contents, never unpickling anything but tensors and plain values."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        if path.suffix in (".flax", ".msgpack") or path.name.startswith(("ckpt-", "checkpoint_")):
+            return read_flax(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # pickle and zip raise their own kinds for a broken file
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    raise CheckpointError(
+        f"{path} cannot be read as a checkpoint ({reason}): expected safetensors, a torch file of "
+        "plain tensors, Flax msgpack or npz"
+    )
+
+
+def read_flax(path: Path) -> Mapping[str, Any]:
+    """Flax's msgpack: arrays are extension 1, (shape, dtype, bytes)."""
+    try:
+        import msgpack
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is a Flax checkpoint: `pip install 'ziggurat[flax]'` to read it"
+        ) from None
+
+    def array(code: int, data: bytes) -> object:
+        if code != 1:
+            return None
+        shape, dtype, raw = msgpack.unpackb(data, raw=False)
+        return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+
+    return msgpack.unpackb(path.read_bytes(), ext_hook=array, raw=False, strict_map_key=False)
+
+
+def flat(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights out of a checkpoint's nesting, without wrappers' prefixes, as tensors."""
+    while nest := next((n for n in NESTS if isinstance(checkpoint.get(n), Mapping)), None):
+        checkpoint = checkpoint[nest]
+    state: dict[str, Tensor] = {}
+
+    def collect(values: Mapping[str, Any], path: str) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                collect(value, f"{path}{key}/")
+            elif isinstance(value, Tensor):
+                state[f"{path}{key}"] = value
+            elif isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
+                state[f"{path}{key}"] = torch.from_numpy(np.array(value))
+
+    collect(checkpoint, "")
+    if not state:
+        raise CheckpointError(
+            f"no weights found in the checkpoint: its keys are {', '.join(map(str, checkpoint))}"
+        )
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
