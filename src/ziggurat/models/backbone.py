@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from timm.models import checkpoint
+from timm.models import adapt_input_conv, checkpoint
 from torch import Tensor, nn
 
 from ziggurat.layers.position import LearnedTable
@@ -109,6 +109,9 @@ class Backbone(nn.Module):
         module = self.get_submodule(owner)
         if last == "table" and isinstance(module, LearnedTable):
             return module.fit(value)
+        first = (self.first_conv,) if isinstance(self.first_conv, str) else self.first_conv
+        if owner in first and last == "weight" and value.shape[1] in (1, 3):
+            return adapt_input_conv(self.in_chans, value.expand(-1, 3, -1, -1) / (3 / value.shape[1]))
         return value
 
     # What follows from it.

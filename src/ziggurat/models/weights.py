@@ -4,19 +4,29 @@ import argparse
 import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from ziggurat.models.backbone import Backbone
 
 NESTS = ("model", "state_dict", "module", "params", "target", "optimizer", "ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.", "backbone.bottom_up.model.", "backbone.bottom_up.")
+
+
+@runtime_checkable
+class Converts(Protocol):
+    """A model that knows its authors' names, and how to resize what it has learned."""
+
+    def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The authors' names to ours."""
+
+    def fit(self, name: str, value: Tensor) -> Tensor:
+        """A tensor of another size."""
 
 
 class CheckpointError(ValueError):
@@ -46,17 +56,17 @@ def load_checkpoint(
         load_checkpoint(model, "mae_hivit_base.pth", ignore=("decoder_*", "head.*"))
     """
     state = flat(read(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint)
-    if isinstance(model, Backbone):
+    if isinstance(model, Converts):
         state = model.convert(state)
     own = model.state_dict()
     ignored = sorted(n for n in {*own, *state} if any(fnmatch.fnmatch(n, p) for p in ignore))
     state = {name: value for name, value in state.items() if name not in ignored}
 
     resized = []
-    if isinstance(model, Backbone):
+    if isinstance(model, Converts):
         for name, value in state.items():
             if name in own and value.shape != own[name].shape:
-                state[name] = fitted(model, name, value)
+                state[name] = model.fit(name, value)
                 if state[name].shape == own[name].shape:
                     resized.append(name)
     optional = {name for name, value in own.items() if not value.dtype.is_floating_point}
@@ -78,17 +88,6 @@ def for_timm(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
     state = model.convert(flat(state))
     own = model.state_dict()
     return {n: model.fit(n, v) if n in own and n.endswith(".table") else v for n, v in state.items()}
-
-
-def fitted(model: Backbone, name: str, value: Tensor) -> Tensor:
-    """A tensor of another shape, adapted where that makes sense."""
-    owner, _, last = name.rpartition(".")
-    first = (model.first_conv,) if isinstance(model.first_conv, str) else model.first_conv
-    if owner in first and last == "weight" and value.shape[1] != model.in_chans:
-        if value.shape[1] % 3:
-            return value  # timm's rule knows RGB only
-        value = adapt_input_conv(model.in_chans, value)
-    return model.fit(name, value)
 
 
 def misfit(
