@@ -72,6 +72,7 @@ class Backbone(nn.Module):
         self.strides = tuple(strides)
         self.smallest = smallest
         self.global_pool = checked_pool(global_pool)
+        self.final = nn.Identity()  # passes what the head pools: a target layer for Grad-CAM
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info = [
             {"num_chs": dim, "reduction": stride, "module": f"stages.{i}"}
@@ -141,7 +142,7 @@ class Backbone(nn.Module):
         state = self.embed(self.checked(images))
         for stage in self.stages:
             state = stage(state)
-        return self.finish(state)
+        return self.final(self.finish(state))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool and classify; ``pre_logits`` stops before the classifier."""
@@ -187,7 +188,7 @@ class Backbone(nn.Module):
 
         ``norm`` is taken for timm's sake: these families have no norm that fits every stage.
         """
-        if str(output_fmt) not in ("NCHW", "NHWC"):
+        if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is NCHW or NHWC, got {output_fmt!r}")
         take = self.taken(indices)
         state = self.embed(self.checked(x))
@@ -198,8 +199,8 @@ class Backbone(nn.Module):
             state = stage(state)
             if i in take:
                 found = self.stage_map(state)
-                maps.append(found if str(output_fmt) == "NCHW" else found.permute(0, 2, 3, 1))
-        return maps if intermediates_only else (self.finish(state), maps)
+                maps.append(found if output_fmt == "NCHW" else found.permute(0, 2, 3, 1))
+        return maps if intermediates_only else (self.final(self.finish(state)), maps)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] | None = 1, prune_norm: bool = False,

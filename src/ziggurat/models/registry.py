@@ -77,6 +77,11 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in VARIANTS if fnmatch.fnmatch(name, pattern)]
 
 
+def family_of(name: str) -> type[Backbone]:
+    """The class that one of our names builds."""
+    return next(model for family, model in FAMILIES.items() if name in family.VARIANTS)
+
+
 def unknown(name: str, known: list[str]) -> str:
     """What to say of a name that nothing has."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -139,3 +144,6 @@ def register() -> None:
             build.__module__ = family.__name__
             setattr(family, build.__name__, build)
             BUILDERS[name] = register_model(build)
+
+
+register()

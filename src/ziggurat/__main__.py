@@ -1,0 +1,7 @@
+"""``python -m ziggurat`` is ``ziggurat``."""
+
+import sys
+
+from ziggurat.cli import main
+
+sys.exit(main())

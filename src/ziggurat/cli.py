@@ -1,0 +1,206 @@
+"""The command line: one function a verb, each importing what it needs when it runs."""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ziggurat import __version__
+
+BAR = "█"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line for a mistake, and the nearest verb for a typo."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and what to do; exit with 2."""
+        if "invalid choice" in message and self.verbs:
+            word = message.split("'")[1]
+            near = difflib.get_close_matches(word, self.verbs, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.verbs)}"
+            message = f"no command is called {word!r}: {hint}"
+        self.exit(2, f"ziggurat: {message} (see `{self.prog} --help`)\n")
+
+    verbs: Sequence[str] = ()
+
+
+def models(args: argparse.Namespace) -> None:
+    """Print our variants with counted and printed parameters and FLOPs."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from ziggurat.engine.measure import count
+    from ziggurat.engine.tables import printed
+    from ziggurat.models.registry import VARIANTS, family_of, list_models, unknown
+
+    pattern = args.pattern if any(c in args.pattern for c in "*?[") else f"*{args.pattern}*"
+    names = list_models(pattern)
+    if not names:
+        raise ValueError(unknown(args.pattern, list(VARIANTS)))
+    console = Console(stderr=True)
+    rows = []
+    for name in track(names, "counting", console=console, transient=True, disable=args.json):
+        found = count(name)
+        paper = printed(name)
+        rows.append(
+            {
+                "name": name,
+                "family": family_of(name).__name__,
+                "params": found.params,
+                "macs": found.macs,
+                "paper_params_m": paper.get("params_m"),
+                "paper_flops_g": paper.get("flops_g"),
+                "input": list(found.input_size),
+                "dims": list(found.dims),
+                "strides": list(found.strides),
+            }
+        )
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(caption="FLOPs are multiply-adds, as the papers count them.")
+    for column in ("model", "family", "input"):
+        table.add_column(column)
+    for column in ("params M", "paper", "FLOPs G", "paper"):
+        table.add_column(column, justify="right")
+    table.add_column("stages: width at stride")
+    last = ""
+    for row in rows:
+        if last and row["family"] != last:
+            table.add_section()
+        last = str(row["family"])
+        table.add_row(
+            row["name"],
+            row["family"],
+            " x ".join(map(str, row["input"][1:])),
+            f"{row['params'] / 1e6:.2f}",
+            row["paper_params_m"] or "-",
+            f"{row['macs'] / 1e9:.2f}",
+            row["paper_flops_g"] or "-",
+            "  ".join(f"{d}/{s}" for d, s in zip(row["dims"], row["strides"], strict=True)),
+        )
+    Console().print(table)
+
+
+def info(args: argparse.Namespace) -> None:
+    """Print one model's stages: shapes, share of parameters and FLOPs, and how it is built."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ziggurat.engine.describe import describe
+    from ziggurat.engine.tables import printed
+
+    size = tuple(args.size) if args.size else None
+    if size and len(size) > 2:
+        raise ValueError(f"--size takes one side or height and width, got {len(size)} numbers")
+    about = describe(args.name, size and (size if len(size) == 2 else size * 2))
+    if args.picture:
+        picture(args)
+    if args.json:
+        print(json.dumps(about | {"paper": printed(args.name)}, indent=2))
+        return
+    console = Console()
+    total_params, total_macs = about["params"], about["macs"]
+    channels, height, width = about["input"]
+    console.print(
+        f"[bold]{args.name}[/bold]  {about['family']}  "
+        f"{total_params / 1e6:.2f} M parameters  {total_macs / 1e9:.2f} G multiply-adds"
+    )
+    paper = ", ".join(f"{key} {value}" for key, value in printed(args.name).items())
+    if paper:
+        console.print(f"the paper prints {paper}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("part", "output", "stride", "blocks"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    table.add_column("share of parameters")
+    table.add_column("share of multiply-adds")
+    table.add_row("image", f"{channels} x {height} x {width}", "1", "", "", "")
+    for part in about["parts"]:
+        table.add_row(
+            part["name"],
+            " x ".join(map(str, part["shape"])) if part["shape"] else "",
+            str(part["stride"] or ""),
+            str(part["blocks"] or ""),
+            bar(part["params"], total_params),
+            bar(part["macs"], total_macs),
+        )
+    console.print(table)
+    console.print(about["sketch"], highlight=False)
+
+
+def picture(args: argparse.Namespace) -> None:
+    """Write what each stage makes of an image as a picture."""
+    from ziggurat.engine.pictures import stage_sheet
+    from ziggurat.models.registry import create_model
+
+    if os.path.exists(args.picture) and not args.overwrite:
+        raise FileExistsError(f"{args.picture} exists: take another name or --overwrite")
+    sheet = stage_sheet(create_model(args.name), args.image)
+    sheet.save(args.picture)
+    print(f"wrote {args.picture}", file=sys.stderr)
+
+
+def bar(part: int, whole: int, width: int = 24) -> str:
+    """A share as a bar and in per cent."""
+    share = part / whole if whole else 0.0
+    return f"{BAR * round(share * width):<{width}} {share:5.1%}"
+
+
+def parser() -> Parser:
+    """All verbs and their options."""
+    top = Parser(
+        prog="ziggurat",
+        description="Hierarchical vision transformers: NesT, HVT, ResT, HiViT, RegionViT.",
+        epilog="example: ziggurat info hivit_base",
+    )
+    top.add_argument("--version", action="version", version=f"ziggurat {__version__}")
+    top.add_argument("--debug", action="store_true", help="show a traceback for any error")
+    verbs = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+    def verb(run: Any, example: str) -> argparse.ArgumentParser:
+        line = (run.__doc__ or "").strip().splitlines()[0]
+        added = verbs.add_parser(
+            run.__name__, help=line, description=line, epilog=f"example: {example}"
+        )
+        added.set_defaults(run=run)
+        return added
+
+    one = verb(models, "ziggurat models 'hvt_*'")
+    one.add_argument("pattern", nargs="?", default="*", help="a name, part of one, or a wildcard")
+    one.add_argument("--json", action="store_true", help="for machines")
+
+    one = verb(info, "ziggurat info regionvit_s --size 672 1120")
+    one.add_argument("name", help="a model's name: `ziggurat models` lists ours; timm's work too")
+    one.add_argument("--size", type=int, nargs="+", metavar="PIXELS", help="side, or height width")
+    one.add_argument("--json", action="store_true", help="for machines")
+    one.add_argument("--picture", metavar="PNG", help="also draw what each stage makes of an image")
+    one.add_argument("--image", metavar="FILE", help="the image for --picture (a photo by default)")
+    one.add_argument("--overwrite", action="store_true", help="replace an existing picture")
+    top.verbs = list(verbs.choices)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; a user's mistake is one line and exit code 2."""
+    args = parser().parse_args(argv)
+    try:
+        args.run(args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        if args.debug:
+            raise
+        print(f"ziggurat: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""A model taken apart: its stages' shapes and what each costs."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ziggurat.models.backbone import Backbone
+from ziggurat.models.registry import create_model
+
+
+def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Parts of a model in order: name, output shape, stride, blocks, parameters, multiply-adds."""
+    with torch.device("meta"):
+        model = create_model(name).eval()
+        channels, *trained = model.pretrained_cfg["input_size"]  # type: ignore[union-attr, index]
+        height, width = size or trained
+        images = torch.empty(1, channels, height, width)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(images)
+    flops = counter.get_flop_counts()
+
+    def macs(module: str) -> int:
+        return sum(flops.get(f"{type(model).__name__}.{module}", {}).values()) // 2
+
+    parts = []
+    if isinstance(model, Backbone):
+        with torch.no_grad():
+            maps = model.forward_intermediates(images, intermediates_only=True)
+        head = {"norm", "head_drop", "head"}
+        stem = [n for n, _ in model.named_children() if n not in head | {"stages"}]
+        parts.append(part(model, "embedding", stem, macs))
+        for i, found in enumerate(maps):
+            one = part(model, f"stage {i + 1}", [f"stages.{i}"], macs)
+            one |= {
+                "shape": list(found.shape[1:]),
+                "stride": model.strides[i],
+                "blocks": len(model.stages[i].blocks),
+            }
+            parts.append(one)
+        parts.append(part(model, "head", sorted(head), macs) | {"shape": [model.num_classes]})
+    else:
+        for child, _ in model.named_children():
+            parts.append(part(model, child, [child], macs))
+    total = counter.get_total_flops() // 2
+    loose = total - sum(one["macs"] for one in parts)  # what the model's own forward computes
+    parts[0]["macs"] += loose
+    home = inspect.getmodule(type(model))
+    sketch = "\n".join(
+        line for line in (home.__doc__ or "").splitlines() if line.startswith("    ")
+    ) if home else ""
+    return {
+        "name": name,
+        "family": type(model).__name__,
+        "input": [channels, height, width],
+        "params": sum(p.numel() for p in model.parameters()),
+        "macs": total,
+        "parts": parts,
+        "sketch": sketch if isinstance(model, Backbone) else "",
+    }
+
+
+def part(model: nn.Module, name: str, modules: list[str], macs: Any) -> dict[str, Any]:
+    """One part: the modules it is made of, added up."""
+    loose = [p for n, p in model.named_parameters(recurse=False)] if name == "embedding" else []
+    params = loose + [p for m in modules for p in model.get_submodule(m).parameters()]
+    return {
+        "name": name,
+        "shape": None,
+        "stride": None,
+        "blocks": None,
+        "params": sum(p.numel() for p in params),
+        "macs": sum(macs(m) for m in modules),
+    }

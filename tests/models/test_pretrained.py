@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import ziggurat
+from tests.models.small import SMALL, small
+from ziggurat.models.weights import CheckpointError
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_saved_model_comes_back_the_same(name: str, tmp_path: Path) -> None:
+    model = small(name, in_chans=1, num_classes=3).eval()
+    folder = ziggurat.save_pretrained(model, tmp_path / name)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    twin = ziggurat.from_pretrained(folder)
+    x = torch.randn(2, 1, *model.img_size)
+    assert torch.equal(twin(x), model(x))
+    assert not twin.training
+    assert twin.overrides == model.overrides
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch.equal(theirs(x), model(x))
+
+
+def test_timms_baselines_are_saved_the_same_way(tmp_path: Path) -> None:
+    model = ziggurat.create_model("resnet10t", num_classes=3).eval()
+    twin = ziggurat.from_pretrained(ziggurat.save_pretrained(model, tmp_path))
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(twin(x), model(x))
+
+
+def test_another_size_is_resized_and_other_classes_start_afresh(tmp_path: Path) -> None:
+    model = small("hivit_tiny").eval()
+    folder = ziggurat.save_pretrained(model, tmp_path)
+    assert ziggurat.from_pretrained(folder, img_size=96).img_size == (96, 96)
+    twin = ziggurat.from_pretrained(folder, num_classes=4)
+    assert twin.get_classifier().out_features == 4
+    assert torch.equal(twin.norm.weight, model.norm.weight)
+
+
+def test_an_existing_folder_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    model = small("rest_lite")
+    ziggurat.save_pretrained(model, tmp_path)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        ziggurat.save_pretrained(model, tmp_path)
+    ziggurat.save_pretrained(model, tmp_path, overwrite=True)
+
+
+def test_a_failed_save_leaves_the_old_files_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small("rest_lite")
+    ziggurat.save_pretrained(model, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("ziggurat.models.pretrained.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        ziggurat.save_pretrained(small("rest_lite"), tmp_path, overwrite=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("source", ["nowhere", "./no/such/folder", "a/b/c"])
+def test_what_is_neither_folder_nor_hub_id_is_said(source: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        ziggurat.from_pretrained(source)
+
+
+def test_the_hub_is_asked_for_both_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = small("nest_tiny").eval()
+    ziggurat.save_pretrained(model, tmp_path)
+    asked = []
+
+    def download(repo: str, file: str) -> str:
+        asked.append((repo, file))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    x = torch.randn(1, 3, *model.img_size)
+    assert torch.equal(ziggurat.from_pretrained("someone/nest")(x), model(x))
+    assert asked == [("someone/nest", "config.json"), ("someone/nest", "model.safetensors")]
+
+
+def test_a_folder_without_a_model_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config.json"):
+        ziggurat.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"not a model's config.json"):
+        ziggurat.from_pretrained(tmp_path)
