@@ -6,7 +6,7 @@ from ziggurat.models.backbone import Backbone
 from ziggurat.models.registry import create_model
 
 SMALL: dict[str, dict[str, Any]] = {
-    "nest_tiny": dict(dims=(16, 32, 64), heads=(1, 2, 4), depths=(1, 1, 2), img_size=56),
+    "nest_tiny": dict(dims=(16, 32, 64), heads=(1, 2, 4), depths=(1, 1, 2), img_size=64),
     "hvt_ti_2": dict(dim=32, heads=2, depth=4, patch_size=8, img_size=64),
     "rest_lite": dict(dims=(16, 32, 64, 128), depths=(1, 1, 1, 1), img_size=64),
     "hivit_tiny": dict(dims=(16, 32, 64), heads=2, depths=(1, 1, 2), img_size=64),

@@ -32,7 +32,7 @@ def test_timms_transforms_ema_and_feature_extraction_take_them(name: str) -> Non
 def test_segmentation_models_take_them_as_encoders(name: str) -> None:
     smp = pytest.importorskip("segmentation_models_pytorch")
     stages = len(small(name).dims)
-    model = smp.FPN(
+    model = smp.UPerNet(
         f"tu-{TIMM_NAMES[name]}", encoder_weights=None, encoder_depth=stages + 1, classes=4
     )
     masks = model(torch.randn(2, 3, 64, 96))
@@ -55,6 +55,6 @@ def test_grad_cam_takes_the_final_map_without_a_reshape(name: str) -> None:
     cam = pytest.importorskip("pytorch_grad_cam")
     model = small(name).eval()
     with cam.GradCAM(model, [model.final]) as explain:
-        heat = explain(torch.randn(1, 3, *model.img_size))
+        heat = explain(torch.randn(1, 3, *model.img_size), targets=None)
     assert heat.shape == (1, *model.img_size)
     assert np.isfinite(heat).all()

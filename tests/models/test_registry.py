@@ -35,9 +35,18 @@ def test_timms_own_nest_stays_timms() -> None:
     assert clashes == {"nest_tiny", "nest_small", "nest_base"}
 
 
-@pytest.mark.parametrize("imports", ["import ziggurat, timm", "import timm, ziggurat"])
-def test_importing_in_either_order_registers(imports: str) -> None:
-    code = f"{imports}; assert timm.is_model('hivit_base'); timm.create_model('hvt_ti_1')"
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import ziggurat, timm",
+        "import timm, ziggurat",
+        "import ziggurat.models.rest, timm",
+        "import ziggurat.layers.attention, timm",
+        "import ziggurat.tasks.pretrain, timm",
+    ],
+)
+def test_importing_in_any_order_registers(imports: str) -> None:
+    code = f"{imports}; assert timm.is_model('hivit_base') and timm.is_model('ziggurat_nest_tiny')"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,10 +1,11 @@
-"""Parameters and multiply-adds of a model, counted on the meta device: nothing is allocated.
+"""What a model weighs, costs and is built of, found on the meta device: nothing is allocated.
 
-A multiply-add is one (a MAC), as in every table of the papers; convolutions, linear layers and all
-matrix products are counted, attention's own included, for one image in inference.
+A multiply-add counts once (a MAC), as in every table of the papers; convolutions, linear layers
+and all matrix products are counted, attention's own included, for one image in inference.
 """
 
 import copy
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ziggurat.models import registry
+from ziggurat.layers.attention import Attention
+from ziggurat.models.backbone import Backbone, Stage, pair
+from ziggurat.models.registry import create_model
 
 
 class Cost(NamedTuple):
@@ -21,6 +24,9 @@ class Cost(NamedTuple):
     params: int  # parameters, trained or not; buffers are none
     macs: int  # multiply-adds of convolutions, linear layers and matrix products
     norms: int  # FLOPs of normalisation, at the rates of fvcore
+    input_size: tuple[int, int, int]  # channels, height and width of that image
+    dims: tuple[int, ...]  # each stage's width and stride, of our models
+    strides: tuple[int, ...]
 
     @property
     def fvcore(self) -> int:
@@ -30,36 +36,95 @@ class Cost(NamedTuple):
 
 def count(
     model: nn.Module | str,
-    img_size: int | tuple[int, int] = 224,
+    img_size: int | tuple[int, int] | None = None,
     in_chans: int = 3,
     **overrides: Any,
 ) -> Cost:
     """Count a model, or the one that ``create_model`` builds under that name.
 
-    Our families are built for ``img_size`` (their positions depend on it); timm's models only run
-    at it: where they can be built for another size, ``overrides`` has to say so as well.
+    ``img_size`` is the size it was trained at if not given; a model whose positions depend on
+    the size is built for it.
 
         count("nest_tiny").macs / 1e9  # 5.807
-        count("timm/vit_base_patch16_224", 384, img_size=384)
     """
     if isinstance(model, str):
-        if model in registry.VARIANTS:
-            overrides = {"img_size": img_size, **overrides}
-        with torch.device("meta"):
-            model = registry.create_model(model, in_chans=in_chans, **overrides)
+        model = build(model, img_size, in_chans=in_chans, **overrides)
     elif overrides:
-        raise TypeError(
-            f"{', '.join(overrides)} can be changed while a model is built: give its name"
-        )
+        raise TypeError(f"a built model takes no {', '.join(overrides)}: give its name instead")
     model = on_meta(model).eval()
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    images = torch.empty(1, in_chans, height, width, device="meta")
+    height, width = pair(trained_size(model) if img_size is None else img_size)
     counter = FlopCounterMode(display=False, custom_mapping=NORMS)
-    with counter, torch.inference_mode():
-        model(images)
+    with counter, torch.no_grad():
+        model(torch.empty(1, in_chans, height, width, device="meta"))
     norms = sum(counter.get_flop_counts()["Global"].get(op, 0) for op in NORMS)
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(params, (counter.get_total_flops() - norms) // 2, norms)
+    dims, strides = (model.dims, model.strides) if isinstance(model, Backbone) else ((), ())
+    return Cost(
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=(counter.get_total_flops() - norms) // 2,
+        norms=norms,
+        input_size=(in_chans, height, width),
+        dims=dims,
+        strides=strides,
+    )
+
+
+class Level(NamedTuple):
+    """One stage of a model. Where nothing attends, the last three are 0."""
+
+    dim: int
+    depth: int  # blocks
+    heads: int
+    windows: int  # that attention is cut into: NesT's blocks, RegionViT's regions, or 1
+    side: int  # tokens a side of a window; a regional token more does not matter
+
+
+def levels(
+    name: str, img_size: int | tuple[int, int] | None = None, **overrides: Any
+) -> list[Level]:
+    """The stages of one of our models, finest first, as an image of that size meets them."""
+    model = build(name, img_size, **overrides).eval()
+    assert isinstance(model, Backbone), f"{name} is none of ours"
+    met: dict[nn.Module, torch.Size] = {}
+
+    def meet(attention: nn.Module, args: tuple[Tensor, ...]) -> None:
+        met[attention] = args[0].shape  # (windows, tokens, C); RegionViT's regional call is first
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.register_forward_pre_hook(meet)
+    size = pair(trained_size(model) if img_size is None else img_size)
+    with torch.no_grad():
+        model(torch.empty(1, model.in_chans, *size, device="meta"))
+    found = []
+    for dim, stage in zip(model.dims, model.stages, strict=True):
+        assert isinstance(stage, Stage)
+        heads = windows = side = 0
+        for module in stage.modules():
+            if isinstance(module, Attention):
+                windows, tokens, _ = met[module]
+                heads, side = module.heads, math.isqrt(tokens)
+        found.append(Level(dim, len(stage.blocks), heads, windows, side))
+    return found
+
+
+def build(name: str, img_size: int | tuple[int, int] | None, **options: Any) -> nn.Module:
+    """The model of that name on the meta device, for that size if it has to know it."""
+    with torch.device("meta"):
+        model = create_model(name, **options)
+        if img_size is None or pair(img_size) == trained_size(model):
+            return model
+        if "img_size" not in inspect.signature(type(model)).parameters:
+            return model
+        return create_model(name, img_size=img_size, **options)
+
+
+def trained_size(model: nn.Module) -> tuple[int, int]:
+    """Height and width that timm's configuration of a model names."""
+    config = getattr(model, "pretrained_cfg", None)
+    if config is None:
+        raise TypeError(f"{type(model).__name__} does not say what size it is for: give img_size")
+    _, height, width = config["input_size"]
+    return height, width
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -88,8 +153,8 @@ def group_norm(shape: torch.Size, weight: Any, *rest: Any, **out: Any) -> int:
 def batch_norm(
     shape: torch.Size, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any,
     **out: Any,
-) -> int:
-    """fvcore: one multiply-add in inference; an instance norm, always training, as a layer norm."""
+) -> int:  # fmt: skip
+    """fvcore: 2 in inference, 1 without weight; an instance norm, always training, as above."""
     if training:
         return layer_norm(shape, None, weight)
     return math.prod(shape) * (2 if weight is not None else 1)

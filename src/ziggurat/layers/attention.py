@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
@@ -51,8 +52,19 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, N, head_dim)
         if bias is not None:
             bias = bias.to(q.dtype)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.proj(x.transpose(1, 2).reshape(B, N, C))
+        return self.proj(heads_together(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
+
+
+def heads_together(x: Tensor) -> Tensor:
+    """(B, heads, N, head_dim) -> (B, N, heads * head_dim).
+
+    The fused kernel lays its answer out so that this is free. An exported graph may run another
+    kernel, which does not: there, and only there, the copy has to be asked for.
+    """
+    x = x.transpose(1, 2)
+    if torch.compiler.is_exporting():
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.flatten(2)
 
 
 class Block(nn.Module):

@@ -28,13 +28,16 @@ class Stage(nn.Module):
     blocks: nn.ModuleList
     checkpointing = False
 
+    def step(self, block: nn.Module, x: Tensor, *context: object) -> Tensor:
+        """Tokens through one block."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, *context)
+        return block(x, *context)
+
     def run(self, x: Tensor, *context: object) -> Tensor:
         """Tokens through all blocks."""
         for block in self.blocks:
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, *context)
-            else:
-                x = block(x, *context)
+            x = self.step(block, x, *context)
         return x
 
 

@@ -13,7 +13,7 @@ ratio 3, and the absolute position stays beside the relative one (Step (b) says 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import DropPath, Mlp
@@ -33,21 +33,23 @@ class Units(NamedTuple):
     """Tokens grouped by unit, row by row, all units or only the visible ones."""
 
     tokens: Tensor  # (B, units, cells, cells, C)
-    grid: tuple[int, int]  # units down and across the whole image
+    size: tuple[int, int]  # of the image, in pixels
+    grid: tuple[int, int]  # units down and across, the last ones perhaps padded
     ids: Tensor | None  # (B, visible) which units these are; None for all, in order
     pos: Tensor | None  # (1 or B, units, C) absolute position of each unit
 
     def map(self) -> Tensor:
-        """(B, H, W, C): the image's tokens, neighbours side by side."""
+        """(B, H, W, C): the image's tokens, neighbours side by side, without padding."""
         if self.ids is not None:
             raise ValueError("a masked image has no full map: take the visible units' tokens")
-        cells = self.tokens.shape[2]
-        return windows.join(self.tokens.flatten(2, 3).flatten(0, 1), self.cut(cells))
+        return windows.join(self.tokens.flatten(2, 3).flatten(0, 1), self.cut)
 
-    def cut(self, cells: int) -> windows.Partition:
+    @property
+    def cut(self) -> windows.Partition:
         """Units are windows that do not overlap."""
-        rows, cols = self.grid
-        return windows.Partition(rows * cells, cols * cells, cells, cells, rows, cols)
+        cells = self.tokens.shape[2]
+        height, width = (-(-side * cells // UNIT) for side in self.size)
+        return windows.Partition(height, width, cells, cells, *self.grid)
 
 
 class PatchEmbed(nn.Module):
@@ -143,7 +145,7 @@ class WindowStage(Stage):
             raise ValueError('masked units can be left out only with shallow="mlp"')
         units = units._replace(tokens=self.down(units.tokens))
         B, L, cells = units.tokens.shape[:3]
-        x = windows.split(self.run(units.map()), units.cut(cells))
+        x = windows.split(self.run(units.map()), units.cut)
         return units._replace(tokens=x.reshape(B, L, cells, cells, -1))
 
 
@@ -259,12 +261,13 @@ class HiViT(Backbone):
 
     def embed(self, images: Tensor, ids: Tensor | None = None) -> Units:
         """Units of 4 x 4 cells; with ``ids`` (B, n), only those."""
+        size = images.shape[2], images.shape[3]
         images = windows.pad_to_multiple(images, UNIT)
         grid = images.shape[2] // UNIT, images.shape[3] // UNIT
         pos = None if self.pos is None else self.pos(*grid).flatten(1, 2)
         if pos is not None and ids is not None:
             pos = pos[0][ids]
-        return Units(self.patch_embed(images, ids), grid, ids, pos)
+        return Units(self.patch_embed(images, ids), size, grid, ids, pos)
 
     def forward_visible(self, images: Tensor, ids: Tensor) -> list[Tensor]:
         """Each stage's tokens, (B, n, cells, cells, C), of the units ``ids`` (B, n) alone."""
@@ -350,7 +353,7 @@ def init_weights(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.table, std=0.02)
 
 
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "hivit_tiny": dict(dims=(96, 192, 384), heads=6, depths=(1, 1, 10)),
     "hivit_small": dict(dims=(96, 192, 384), heads=6, depths=(2, 2, 20)),
     "hivit_base": dict(dims=(128, 256, 512), heads=8, depths=(2, 2, 20)),

@@ -5,16 +5,15 @@ so that all later blocks see half as many tokens; the class is read from the mea
 that are left, not from a class token.
 
     image -> patches + E -> [Block -> pool + E_b -> Block x (L/M - 1)] x M -> LN -> mean -> head
-               196                   97                               48, 23, 11
+    tokens:    196                -> 97 -> 48 -> 23 -> 11 for M = 4
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ziggurat.layers import windows
@@ -144,17 +143,11 @@ class PoolingStage(Stage):
     def forward(self, tokens: Tokens) -> Tokens:
         """The first block sees all tokens, the others what is left."""
         first, *others = self.blocks
-        tokens = self.pool(tokens._replace(x=self.through(first, tokens.x)))
+        tokens = self.pool(tokens._replace(x=self.step(first, tokens.x)))
         x = tokens.x
         for block in others:
-            x = self.through(block, x)
+            x = self.step(block, x)
         return tokens._replace(x=x)
-
-    def through(self, block: nn.Module, x: Tensor) -> Tensor:
-        """One block, re-computed in backward if asked."""
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x)
-        return block(x)
 
 
 class HVT(Backbone):
@@ -201,8 +194,16 @@ class HVT(Backbone):
                 "take stages=0 with class_token, as Table 2 does"
             )
         depths = split_depth(depth, stages)
-        dim = dim or HEAD_DIM * max(heads, 1)
+        dim = dim or HEAD_DIM * max(heads, 1)  # no heads: Attention says so
         strides = [patch_size * (pool_stride**i if pool_2d else 1) for i in range(1, stages + 1)]
+        window = Window(pool_kernel, pool_stride, (pool_kernel - 1) // 2 if pool_2d else 0)
+        needed = window.needed(1, stages)  # tokens in a row, or in all
+        smallest = ((needed if pool_2d else math.isqrt(needed - 1) + 1) - 1) * patch_size + 1
+        if min(pair(img_size)) < smallest:
+            raise ValueError(
+                f"{stages} poolings take images from {smallest} x {smallest} pixels up, "
+                f"got img_size={img_size}: enlarge it or take a smaller patch_size"
+            )
         super().__init__(
             img_size,
             in_chans,
@@ -211,16 +212,14 @@ class HVT(Backbone):
             strides or [patch_size],
             drop_rate,
             global_pool,
+            smallest,
         )
         self.patch_size, self.depths = patch_size, depths
-        self.poolings, self.pool_2d = stages, pool_2d
-        self.window = Window(pool_kernel, pool_stride, (pool_kernel - 1) // 2 if pool_2d else 0)
         height, width = (math.ceil(side / patch_size) for side in pair(img_size))
-        patches = self.checked_grid(height, width)
 
         self.patch_embed = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
-        self.pos = GridPosition(*patches, dim)
+        self.pos = GridPosition(height, width, dim)
         self.stages = nn.ModuleList()
         for i, drops in enumerate(drop_path_rates(drop_path_rate, depths), 1):
             blocks: list[nn.Module] = [
@@ -229,11 +228,11 @@ class HVT(Backbone):
             if not stages:
                 pooling: nn.Module = nn.Identity()
             elif pool_2d:
-                rows, cols = (self.window.pooled(side, i) for side in patches)
-                pooling = GridPool(pool, dim, self.window, GridPosition(rows, cols, dim))
+                rows, cols = (window.pooled(side, i) for side in (height, width))
+                pooling = GridPool(pool, dim, window, GridPosition(rows, cols, dim))
             else:
-                sequence = SequencePosition(patches, dim, self.window, i)
-                pooling = SequencePool(pool, dim, self.window, sequence)
+                sequence = SequencePosition((height, width), dim, window, i)
+                pooling = SequencePool(pool, dim, window, sequence)
             self.stages.append(PoolingStage(blocks, pooling))
         self.norm = nn.LayerNorm(dim, eps=EPS)
         self.head = classifier(dim, num_classes)
@@ -241,28 +240,14 @@ class HVT(Backbone):
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
 
-    def checked_grid(self, height: int, width: int) -> tuple[int, int]:
-        """The grid of patches, if something of it is left after all poolings."""
-        needed = self.window.needed(1, self.poolings)
-        have = min(height, width) if self.pool_2d else height * width
-        if have < needed:
-            side = needed if self.pool_2d else math.isqrt(needed - 1) + 1
-            smallest = (side - 1) * self.patch_size + 1
-            raise ValueError(
-                f"{self.name} pools {self.poolings} times, which {height} x {width} patches are "
-                f"too few for: give images from {smallest} x {smallest} pixels up, or take a "
-                "smaller patch_size or fewer stages"
-            )
-        return height, width
-
     def embed(self, images: Tensor) -> Tokens:
         """Eq. 1, without the class token unless asked."""
         x = self.patch_embed(windows.pad_to_multiple(images, self.patch_size)).permute(0, 2, 3, 1)
-        grid = self.checked_grid(*x.shape[1:3])
-        x = (x + self.pos(*grid)).flatten(1, 2)
+        H, W = x.shape[1:3]
+        x = (x + self.pos(H, W)).flatten(1, 2)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        return Tokens(x, grid)
+        return Tokens(x, (H, W))
 
     def stage_map(self, state: Tokens) -> Tensor:
         """The tokens on their grid; pooled in 1-D, first stretched back to all patches (Fig. 3)."""
@@ -337,7 +322,7 @@ def init_weights(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.table, std=0.02)
 
 
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "hvt_ti_0": dict(heads=3, stages=0),
     "hvt_ti_1": dict(heads=3, stages=1),
     "hvt_ti_2": dict(heads=3, stages=2),

@@ -11,6 +11,7 @@ variants below are the official code's. The paper's FFN is ReLU, the code's GELU
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,13 @@ from timm.layers import get_act_layer
 from torch import Tensor, nn
 
 from ziggurat.layers import windows
-from ziggurat.layers.attention import Attention, Block, drop_path_rates, head_width
+from ziggurat.layers.attention import (
+    Attention,
+    Block,
+    drop_path_rates,
+    head_width,
+    heads_together,
+)
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, pair, per_stage
 
@@ -113,7 +120,7 @@ class QueryDown(nn.Module):
         mask = windows.repeat_for_batch(windows.key_mask(keys, k), k)
         q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        found = self.proj(found.transpose(1, 2).flatten(2))
+        found = self.proj(heads_together(found))
         return self.skip(few) + windows.join(found, queries)
 
 
@@ -387,7 +394,7 @@ def init_weights(module: nn.Module) -> None:
 CIFAR = dict(
     img_size=32, num_classes=10, patch_size=1, depths=(3, 3, 3, 3), attention="multi_query"
 )
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "nest_tiny": dict(dims=(96, 192, 384), heads=(3, 6, 12), depths=(2, 2, 8)),
     "nest_small": dict(dims=(96, 192, 384), heads=(3, 6, 12), depths=(2, 2, 20)),
     "nest_base": dict(dims=(128, 256, 512), heads=(4, 8, 16), depths=(2, 2, 20)),

@@ -1,16 +1,17 @@
-"""RegionViT: Regional-to-Local Attention (https://arxiv.org/abs/2106.02689; read: v2).
+"""RegionViT: Regional-to-Local Attention (https://arxiv.org/abs/2106.02689).
 
 An image becomes local tokens (patches of 4 x 4) and regional tokens (one for M x M local ones).
 Regional tokens attend to each other, then each attends with the local tokens of its own region:
-local tokens see the whole image through one token. Regional tokens are averaged for the class.
+so local tokens see the whole image through one token. Regional tokens make the class.
 
-    image -> local_embed    -> local    (H/4,  W/4)  \\
-          -> regional_embed -> regional (H/4M, W/4M) /  -> [down -> R2L x depth] x 4
+    image -> local_embed    -> local    (H/4,  W/4)  +
+          -> regional_embed -> regional (H/4M, W/4M) +-> [down -> R2L x depth] x 4
 
     regional -> LN -> mean -> head          local of every stage -> dense tasks
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_st
 
 PATCH = 4  # pixels a side of a local token (Table 2)
 EPS = 1e-6  # of norms inside blocks and before the head
-MAP_EPS = 1e-5  # of norms between convolutions, in the official code
+MAP_EPS = 1e-5  # of norms before convolutions, in the official code
 
 
 class Tokens(NamedTuple):
@@ -41,27 +42,24 @@ class Tokens(NamedTuple):
 
 
 class Conv(nn.Conv2d):
-    """A convolution on (B, H, W, C); channels stay last in memory, so permuting is free."""
+    """A convolution on (B, H, W, C) that gives one token for every stride, begun ones included."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H', W', C')."""
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-class WholePatches(Conv):
-    """A convolution of images padded at the bottom and on the right to whole strides."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C')."""
-        stride = self.stride[0]
-        bottom, right = -x.shape[1] % stride, -x.shape[2] % stride
+        """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C'); zeros beyond the border."""
+        bottom, right = self.lacking(x.shape[1]), self.lacking(x.shape[2])
         if bottom or right:
             x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        return super().forward(x)
+        # Channels stay last in memory: the permutations are free.
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def lacking(self, length: int) -> int:
+        """What the last token's kernel lacks: 0 if it has ``padding`` enough."""
+        kernel, stride, padding = self.weight.shape[2], self.stride[0], int(self.padding[0])
+        return max((math.ceil(length / stride) - 1) * stride + kernel - 2 * padding - length, 0)
 
 
 def local_embedding(tokenize: str, channels: int, dim: int) -> nn.Sequential:
-    """Images to ceil(H / 4) x ceil(W / 4) local tokens (Table 2; ``linear``: Section 3)."""
+    """Images to local tokens (Table 2; ``linear``: Section 3, Input Tokenization)."""
     match choice(tokenize, ("3conv", "1conv", "linear"), "tokenize"):
         case "3conv":
             return nn.Sequential(
@@ -74,32 +72,28 @@ def local_embedding(tokenize: str, channels: int, dim: int) -> nn.Sequential:
                 Conv(dim // 2, dim, 3, padding=1),
             )
         case "1conv":
-            return nn.Sequential(WholePatches(channels, dim, 8, stride=PATCH, padding=3))
+            return nn.Sequential(Conv(channels, dim, 8, stride=PATCH, padding=3))
         case _:
-            return nn.Sequential(WholePatches(channels, dim, PATCH, stride=PATCH))
+            return nn.Sequential(Conv(channels, dim, PATCH, stride=PATCH))
 
 
 class Down(nn.Sequential):
     """Both maps halved and widened by the same convolution (Section 3, Table 9).
 
     LN and GELU before it are the official code's, the paper has neither. Table 9's counts are
-    met with them, and would be without (the norms are 0.001 M parameters).
+    met with them, and would be without (the norms have 0.001 M parameters).
     """
 
     def __init__(self, kind: str, dim_in: int, dim: int) -> None:
-        conv: Conv
-        match choice(kind, ("dw3", "conv3", "conv2"), "downsample"):
-            case "dw3" if dim % dim_in:
-                raise ValueError(
-                    f"a depthwise convolution widens {dim_in} channels to a multiple, not to "
-                    f"{dim}: double dims from stage to stage, or take downsample='conv3'"
-                )
-            case "dw3":
-                conv = Conv(dim_in, dim, 3, stride=2, padding=1, groups=dim_in)
-            case "conv3":
-                conv = Conv(dim_in, dim, 3, stride=2, padding=1)
-            case _:
-                conv = WholePatches(dim_in, dim, 2, stride=2)
+        choice(kind, ("dw3", "conv3", "conv2"), "downsample")
+        if kind == "dw3" and dim % dim_in:
+            raise ValueError(
+                f"a depthwise convolution widens {dim_in} channels to a multiple, not to {dim}: "
+                "double dims from stage to stage, or take downsample='conv3'"
+            )
+        kernel, padding = (2, 0) if kind == "conv2" else (3, 1)
+        groups = dim_in if kind == "dw3" else 1
+        conv = Conv(dim_in, dim, kernel, stride=2, padding=padding, groups=groups)
         super().__init__(nn.LayerNorm(dim_in, eps=MAP_EPS), nn.GELU(), conv)
 
     def forward(self, tokens: Tokens) -> Tokens:
@@ -110,12 +104,12 @@ class Down(nn.Sequential):
 class Regions(NamedTuple):
     """How a stage's maps are cut into windows, each of one regional and its local tokens.
 
-    Whole windows are ``window`` x ``window``. Where the map does not divide, those in the last
-    row and column are smaller; windows of one size are computed together, so there are at most
-    four groups: inside, right, bottom and corner. Nothing is padded, so nothing is masked.
+    Whole windows are ``side`` x ``side``. Where the map does not divide, those in the last row
+    and column are smaller; windows of one size are computed together, so there are at most four
+    groups: inside, right, bottom and corner. Nothing is padded, so nothing is masked.
     """
 
-    window: int
+    side: int
     rows: list[tuple[int, int]]  # (windows, local tokens a window) of each band, from the top
     cols: list[tuple[int, int]]
 
@@ -134,34 +128,27 @@ class Regions(NamedTuple):
         groups = [windows.split(x, part) for x, part in zip(local, self.parts, strict=True)]
         if tokens.regional is None:
             return groups
-        grid = sum(n for n, _ in self.rows), sum(n for n, _ in self.cols)
-        assert tokens.regional.shape[1:3] == grid, "every window has one regional token"
-        regional = pieces(tokens.regional, [n for n, _ in self.rows], [n for n, _ in self.cols])
-        return [
-            torch.cat([r.reshape(len(x), 1, -1), x], 1)
-            for r, x in zip(regional, groups, strict=True)
-        ]
+        rows, cols = [n for n, _ in self.rows], [n for n, _ in self.cols]
+        assert tokens.regional.shape[1:3] == (sum(rows), sum(cols)), "one token for every window"
+        regional = [x.reshape(-1, 1, x.shape[3]) for x in pieces(tokens.regional, rows, cols)]
+        return [torch.cat(both, 1) for both in zip(regional, groups, strict=True)]
 
     def join(self, groups: Sequence[Tensor]) -> Tokens:
         """Undo ``split``."""
         regional, local = [], []
         for x, part in zip(groups, self.parts, strict=True):
-            with_regional = x.shape[1] - part.h * part.w
-            local.append(windows.join(x[:, with_regional:], part))
-            if with_regional:
+            first = x.shape[1] - part.h * part.w
+            local.append(windows.join(x[:, first:], part))
+            if first:
                 regional.append(x[:, 0].reshape(-1, part.rows, part.cols, x.shape[2]))
         across = len(self.cols)
         return Tokens(mosaic(regional, across) if regional else None, mosaic(local, across))
 
 
-def regions_of(height: int, width: int, window: int) -> Regions:
-    """Cut a map of local tokens from the top left corner."""
-
-    def bands(length: int) -> list[tuple[int, int]]:
-        whole, rest = divmod(length, window)
-        return [(n, size) for n, size in ((whole, window), (1, rest)) if n and size]
-
-    return Regions(window, bands(height), bands(width))
+def bands(length: int, side: int) -> list[tuple[int, int]]:
+    """Whole windows along a side of the map, then what is left as one more: (windows, length)."""
+    whole, rest = divmod(length, side)
+    return [(n, size) for n, size in ((whole, side), (1, rest)) if n and size]
 
 
 def pieces(x: Tensor, heights: list[int], widths: list[int]) -> list[Tensor]:
@@ -173,52 +160,55 @@ def mosaic(parts: list[Tensor], across: int) -> Tensor:
     """Put (B, h, w, C) together, ``across`` of them to a row."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(
-        [torch.cat(parts[i : i + across], 2) for i in range(0, len(parts), across)], 1
-    )
+    return torch.cat([torch.cat(parts[i : i + across], 2) for i in range(0, len(parts), across)], 1)
 
 
 class LocalBias(RelativeBias):
     """Eq. 3: a bias between local tokens, none from or to the regional token.
 
-    Departs: the paper has one table B for a layer, the official code one for each head; so here.
+    Departs: the paper has one table B, the official code one for each head; so here.
     """
 
-    def __init__(self, heads: int, window: int, regional: bool) -> None:
-        super().__init__(heads, window, window)
-        self.regional = int(regional)
+    def __init__(self, heads: int, side: int, regional: bool) -> None:
+        super().__init__(heads, side, side)
+        self.regional = regional
 
     def spread(self, height: int, width: int) -> Tensor:
-        """(1, heads, 1 + N, 1 + N), with zeros for the regional token, if there is one."""
-        first = self.regional
-        return F.pad(super().spread(height, width), (first, 0, first, 0))[None]
+        """(1, heads, 1 + N, 1 + N), ready for the attention kernel."""
+        return self.with_regional(super().spread(height, width)[None])
+
+    def with_regional(self, local: Tensor) -> Tensor:
+        """(1, heads, N, N) and, if there is a regional token, zeros for it in front."""
+        if not self.regional:
+            return local
+        _, heads, _, N = local.shape
+        mask = local.new_zeros(1, heads, 1 + N, 1 + N)
+        mask[:, :, 1:, 1:] = local
+        return mask
 
     def masks(self, regions: Regions) -> list[Tensor]:
-        """What each group's attention adds to its logits.
+        """What each group of windows adds to its logits.
 
-        A window cut short by the map's border has the offsets of a whole one, only fewer of them.
+        A window cut short by the border has a whole one's offsets, only fewer: those among the
+        whole one's upper left tokens.
         """
-        side = regions.window
-        whole = self(side, side)
+        side, first = (regions.side, regions.side), int(self.regional)
+        whole = self(*side)
+        local = whole[:, :, first:, first:].unflatten(3, side).unflatten(2, side)
         return [
-            whole if (part.h, part.w) == (side, side) else self.corner(whole, side, part.h, part.w)
-            for part in regions.parts
+            whole
+            if (h, w) == side
+            else self.with_regional(local[:, :, :h, :w, :h, :w].flatten(4).flatten(2, 3))
+            for _, _, h, w, _, _ in regions.parts
         ]
-
-    def corner(self, whole: Tensor, side: int, height: int, width: int) -> Tensor:
-        """Of a whole window's bias, that among its upper left ``height`` x ``width`` tokens."""
-        first = self.regional
-        local = whole[:, :, first:, first:].unflatten(3, (side, side)).unflatten(2, (side, side))
-        local = local[:, :, :height, :width, :height, :width].flatten(4).flatten(2, 3)
-        return F.pad(local, (first, 0, first, 0))
 
 
 class R2LAttention(Attention):
     """One set of weights for attention among regional tokens and within each region (Fig. 3)."""
 
-    def __init__(self, dim: int, heads: int, window: int, relative: bool, regional: bool) -> None:
+    def __init__(self, dim: int, heads: int, side: int, relative: bool, regional: bool) -> None:
         super().__init__(dim, heads)
-        self.bias = LocalBias(heads, window, regional) if relative else None
+        self.bias = LocalBias(heads, side, regional) if relative else None
 
 
 class R2L(Block):
@@ -226,57 +216,63 @@ class R2L(Block):
 
     attn: R2LAttention
 
-    def __init__(self, dim: int, attention: R2LAttention, drop_path: float, regional: bool) -> None:
+    def __init__(self, attention: R2LAttention, dim: int, regional: bool, drop_path: float) -> None:
         super().__init__(dim, attention, drop_path, eps=EPS)
         self.norm0 = nn.LayerNorm(dim, eps=EPS) if regional else None
 
-    def forward(  # type: ignore[override]  # several groups of windows at once
+    def forward(  # type: ignore[override]  # all groups of windows at once
         self, regions: Regions, *groups: Tensor
     ) -> tuple[Tensor, ...]:
         """(B * windows, 1 + N, C) for each group, before and after."""
         if self.norm0 is not None:
-            groups = self.exchange(self.norm0, regions, groups)
+            counts = [part.count for part in regions.parts]
+            found = [x[:, 0].unflatten(0, (-1, n)) for x, n in zip(groups, counts, strict=True)]
+            r = torch.cat(found, 1)  # (B, regions, C), in whatever order: RSA has no bias
+            r = r + self.drop_path(self.attn(self.norm0(r)))
+            groups = tuple(
+                torch.cat([own.reshape(-1, 1, x.shape[2]), x[:, 1:]], 1)
+                for own, x in zip(r.split(counts, 1), groups, strict=True)
+            )
         masks = [None] * len(groups) if self.attn.bias is None else self.attn.bias.masks(regions)
-        forward = super().forward
-        return tuple(forward(x, mask) for x, mask in zip(groups, masks, strict=True))
+        lsa_and_ffn = super().forward
+        return tuple(lsa_and_ffn(x, mask) for x, mask in zip(groups, masks, strict=True))
 
-    def exchange(
-        self, norm: nn.Module, regions: Regions, groups: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """RSA: every regional token sees all of its image; there is no bias, so no order."""
-        counts = [part.count for part in regions.parts]
-        found = [x[:, 0].unflatten(0, (-1, n)) for x, n in zip(groups, counts, strict=True)]
-        r = torch.cat(found, 1)  # (B, regions, C)
-        r = r + self.drop_path(self.attn(norm(r)))
-        return tuple(
-            torch.cat([own.reshape(len(x), 1, -1), x[:, 1:]], 1)
-            for own, x in zip(r.split(counts, 1), groups, strict=True)
-        )
+
+class Peg(Conv):
+    """Position encoding generator (Table 6): a depthwise convolution, added to the map."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, 3, padding=1, groups=dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return x + super().forward(x)
 
 
 class R2LStage(Stage):
     """Blocks of one resolution; the maps stay cut into windows from the first to the last.
 
-    ``region`` is how many local tokens a side a regional token covers: in every stage as many as
-    in the first. ``window`` may be less in a stage whose map is that small at the training size
-    (7 instead of 14 in the last one of the "+" models); for larger maps its biases are resized.
+    A regional token covers ``region`` x ``region`` local tokens, in every stage as many as in the
+    first. ``side`` is the window that biases are learned for: less than ``region`` where the map
+    is smaller at the training size (7, not 14, in the last stage of the "+" models). On a map
+    that does not fit into ``side``, windows are whole regions, and biases are resized.
     """
 
     def __init__(
-        self, down: nn.Module, region: int, window: int, blocks: list[R2L], peg: Conv | None
+        self, down: nn.Module, blocks: list[R2L], peg: Peg | None, region: int, side: int
     ) -> None:
         super().__init__()
-        self.region, self.window = region, window
         self.down = down
         self.blocks = nn.ModuleList(blocks)
         self.peg = peg
+        self.region, self.side = region, side
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Down, then all blocks; PEG comes after the first one, on both maps (Section 4.2)."""
+        """Down, then all blocks; PEG comes after the first one, on both maps."""
         tokens = self.down(tokens)
         height, width = tokens.local.shape[1:3]
-        fits = max(height, width) <= self.window
-        regions = regions_of(height, width, self.window if fits else self.region)
+        side = self.side if max(height, width) <= self.side else self.region
+        regions = Regions(side, bands(height, side), bands(width, side))
         groups: Sequence[Tensor] = regions.split(tokens)
         for i, block in enumerate(self.blocks):
             if self.checkpointing and torch.is_grad_enabled():
@@ -284,8 +280,7 @@ class R2LStage(Stage):
             else:
                 groups = block(regions, *groups)
             if i == 0 and self.peg is not None:
-                peg = self.peg
-                groups = regions.split(regions.join(groups).each(lambda x: x + peg(x)))
+                groups = regions.split(regions.join(groups).each(self.peg))
         return regions.join(groups)
 
 
@@ -294,14 +289,14 @@ class RegionViT(Backbone):
 
     ``regional`` tokens are ``computed`` from patches of 4M x 4M, a ``learnable`` grid, or there
     are ``none`` and the head averages local tokens (Table 8). ``downsample`` is Table 9's,
-    ``absolute`` and ``relative`` positions are Table 10's; ``peg`` is Table 6's.
+    ``absolute`` and ``relative`` positions are Table 10's, ``peg`` is Table 6's.
 
-    Departs: the official code pads both maps for sizes that are not whole regions, not in the
-    same places (a side that does divide gets a region more), lets padding be attended in the
-    corner window, and does so even at 224 with a window of 14 in the last stage. Here windows at
-    the border are smaller, and a regional token there sees the image padded at the bottom and on
-    the right: regions and windows stay aligned at any size. At the training size, and with the
-    windows of the paper's counts (14, 14, 14, 7 for "+"), the numbers are the official ones.
+    Departs: for sizes that are not whole regions, the official code pads both maps, in different
+    places (a side that does divide gets one more region), and lets padding be attended in the
+    corner window: even at 224, if the last stage's window is 14. Here windows at the border are
+    smaller, and a regional token there sees zeros beyond the image, so regions and windows stay
+    aligned at any size. At the training size, with windows that divide the maps (the paper's
+    counts are those of 14, 14, 14, 7 for the "+" models), the numbers are the official ones.
     """
 
     first_conv = ("local_embed.0", "regional_embed")
@@ -313,7 +308,7 @@ class RegionViT(Backbone):
         num_classes: int = 1000,
         dims: Sequence[int] = (64, 128, 256, 512),
         depths: Sequence[int] = (2, 2, 8, 2),
-        windows: int | Sequence[int] = 7,
+        windows: int | Sequence[int] = (7, 7, 7, 7),
         tokenize: str = "3conv",
         regional: str = "computed",
         downsample: str = "dw3",
@@ -327,41 +322,31 @@ class RegionViT(Backbone):
     ) -> None:
         stages = len(depths)
         dims = per_stage(dims, stages, "dims")
-        sides = checked_windows(per_stage(windows, stages, "windows"))
         heads = [heads_of(dim, head_dim) for dim in dims]
+        sides = checked_windows(per_stage(windows, stages, "windows"))
         strides = [PATCH * 2**i for i in range(stages)]
         super().__init__(img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool)
-        with_regional = choice(regional, ("computed", "learnable", "none"), "regional") != "none"
-        region = sides[0]
-        patch = PATCH * region
+        has_regional = choice(regional, ("computed", "learnable", "none"), "regional") != "none"
+        self.region = sides[0]
+        patch = PATCH * self.region
         rates = drop_path_rates(drop_path_rate, depths)
 
         self.local_embed = local_embedding(tokenize, in_chans, dims[0])
-        self.regional_embed: WholePatches | GridPosition | None = None
+        self.regional_embed: Conv | GridPosition | None = None
         if regional == "computed":
-            self.regional_embed = WholePatches(in_chans, dims[0], patch, stride=patch)
+            self.regional_embed = Conv(in_chans, dims[0], patch, stride=patch)
         elif regional == "learnable":
             self.regional_embed = GridPosition(*cells(self.img_size, patch), dims[0])
         self.pos = GridPosition(*cells(self.img_size, PATCH), dims[0]) if absolute else None
         self.stages = nn.ModuleList()
         for i, (dim, head, side) in enumerate(zip(dims, heads, sides, strict=True)):
-            self.stages.append(
-                R2LStage(
-                    Down(downsample, dims[i - 1], dim) if i else nn.Identity(),
-                    region,
-                    side,
-                    [
-                        R2L(
-                            dim,
-                            R2LAttention(dim, head, side, relative, with_regional),
-                            rate,
-                            with_regional,
-                        )
-                        for rate in rates[i]
-                    ],
-                    Conv(dim, dim, 3, padding=1, groups=dim, bias=False) if peg else None,
-                )
-            )
+            blocks = []
+            for rate in rates[i]:
+                attention = R2LAttention(dim, head, side, relative, has_regional)
+                blocks.append(R2L(attention, dim, has_regional, rate))
+            down = Down(downsample, dims[i - 1], dim) if i else nn.Identity()
+            stage = R2LStage(down, blocks, Peg(dim) if peg else None, self.region, side)
+            self.stages.append(stage)
         self.norm = nn.LayerNorm(dims[-1], eps=EPS)
         self.head = classifier(dims[-1], num_classes)
         self.apply(init_weights)
@@ -370,13 +355,13 @@ class RegionViT(Backbone):
         """Both tokenizations of Fig. 2."""
         images = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
         local = self.local_embed(images)
+        B, H, W, _ = local.shape
         if self.pos is not None:
-            local = local + self.pos(*local.shape[1:3])
+            local = local + self.pos(H, W)
         if self.regional_embed is None:
             return Tokens(None, local)
         if isinstance(self.regional_embed, GridPosition):
-            B, H, W, _ = local.shape
-            grid = self.regional_embed(*cells((H, W), self.stages[0].region))
+            grid = self.regional_embed(*cells((H, W), self.region))
             return Tokens(grid.expand(B, -1, -1, -1), local)
         return Tokens(self.regional_embed(images), local)
 
@@ -389,7 +374,6 @@ class RegionViT(Backbone):
         x = state.local if state.regional is None else state.regional
         return self.norm(x).permute(0, 3, 1, 2)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Nothing: the official code decays its biases too."""
         return set()
@@ -397,56 +381,55 @@ class RegionViT(Backbone):
     def fit(self, name: str, value: Tensor) -> Tensor:
         """For another M (Appendix A.1), the regional convolution's kernel is resized as well.
 
-        Departs: the official tool leaves the values as they are, so that 48 x 48 of them sum up
-        to three times the token of 28 x 28. Here they are scaled to the same sum, so that the
-        same image, enlarged, gives the same token; and the tool's tables are resized while
-        rolled (see ``convert``), ours are not.
+        Departs: the official tool leaves the values as they are, so that a kernel of 48 x 48
+        sums up to three times the token of 28 x 28. Here they are scaled to the same sum: the
+        same image, enlarged, gives the same token. The tool also resizes biases while they are
+        rolled (see ``unrolled``), across the seam; ours have none.
         """
-        embed = self.regional_embed
-        if name != "regional_embed.weight" or not isinstance(embed, WholePatches):
-            return super().fit(name, value)
-        if value.ndim != 4 or value.shape[:2] != embed.weight.shape[:2]:
+        value = super().fit(name, value)
+        new = self.state_dict()[name].shape
+        if name != "regional_embed.weight" or value.shape[:2] != new[:2]:
             return value
-        new = embed.weight.shape[2:]
-        scale = value[0, 0].numel() / new.numel()
-        taps = value.flatten(0, 1).permute(1, 2, 0)[None]  # (1, k, k, C * in_chans)
-        return resize(taps, *new)[0].permute(2, 0, 1).reshape(embed.weight.shape) * scale
+        taps = resize(value.flatten(0, 1).permute(1, 2, 0)[None], *new[2:])  # (1, 4M, 4M, C * in)
+        scale = value[0, 0].numel() / new[2:].numel()
+        return taps[0].permute(2, 0, 1).reshape(new) * scale
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the official names: regional tokens are ``cls_token`` there, blocks count from 1.
 
-        ``proj_cls`` is ``proj`` once more. Norms of maps are (1, C, 1, 1).
+        ``proj_cls`` is ``proj`` once more; norms of maps are (1, C, 1, 1).
         """
         if not any(name.startswith("layers.") for name in state):
             return state
         ours = {}
         for name, value in state.items():
-            if ".proj_cls." in name:
-                continue
-            if name.startswith("layers."):
-                _, stage, part, *rest = name.split(".")
-                if part == "block" and rest[0] == "0":
-                    part, rest = "down", rest[2:]
-                elif part == "block":
-                    part, rest = "blocks", [str(int(rest[0]) - 1), *rest[1:]]
-                name = ".".join(["stages", stage, part, *rest])
-            name = name.replace("cls_token.proj.", "regional_embed.")
-            name = name.replace("patch_embed.proj.weight", "local_embed.0.weight")
-            name = name.replace("patch_embed.proj.bias", "local_embed.0.bias")
-            name = name.replace("patch_embed.proj.", "local_embed.")
-            if name.endswith("attn.rel_pos"):
-                name, value = name.replace("rel_pos", "bias.table"), unrolled(value)
+            for pattern, replacement in OFFICIAL:
+                name = re.sub(pattern, replacement, name)
+            name = re.sub(r"blocks\.(\d+)", lambda found: f"blocks.{int(found[1]) - 1}", name)
+            if name.endswith("bias.table"):
+                value = unrolled(value)
             elif value.ndim == 4 and value.shape[0] == value.shape[2] == value.shape[3] == 1:
                 value = value.flatten()
-            ours[name] = value
+            if ".proj_cls." not in name:
+                ours[name] = value
         return ours
+
+
+OFFICIAL = (
+    (r"^cls_token\.proj\.", "regional_embed."),
+    (r"^patch_embed\.proj\.(?=\d)", "local_embed."),
+    (r"^patch_embed\.proj\.", "local_embed.0."),
+    (r"^layers\.(\d+)\.block\.0\.proj\.", r"stages.\1.down."),
+    (r"^layers\.(\d+)\.block\.", r"stages.\1.blocks."),
+    (r"^layers\.", "stages."),
+    (r"\.rel_pos$", ".bias.table"),
+)
 
 
 def unrolled(table: Tensor) -> Tensor:
     """An official table (heads, n * n), n = 2 M - 1, as ours.
 
-    There, a key at offset d of its query (key minus query) is in row (d + M // 2) mod n; here,
-    query minus key, row M - 1 - d.
+    There, a key d rows below its query is in row (d + M // 2) mod n; here in row M - 1 - d.
     """
     n = math.isqrt(table.shape[1])
     side = (n + 1) // 2
@@ -455,7 +438,7 @@ def unrolled(table: Tensor) -> Tensor:
 
 
 def cells(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Patches that cover a map."""
+    """How many patches cover a map."""
     return math.ceil(size[0] / patch), math.ceil(size[1] / patch)
 
 
@@ -470,11 +453,11 @@ def heads_of(dim: int, head_dim: int) -> int:
 
 
 def checked_windows(sides: tuple[int, ...]) -> tuple[int, ...]:
-    """The windows, if every stage's is within what one regional token covers."""
+    """The windows, if a regional token covers them in every stage."""
     if min(sides) < 1 or max(sides) > sides[0]:
         raise ValueError(
-            f"a regional token covers windows[0] local tokens a side in every stage: "
-            f"no other window is larger, none smaller than 1, got {sides}"
+            "a regional token covers windows[0] x windows[0] local tokens in every stage: "
+            f"no later window is larger, and none is smaller than 1; got {sides}"
         )
     return sides
 
@@ -492,14 +475,14 @@ TI = dict(dims=(64, 128, 256, 512), depths=(2, 2, 8, 2), tokenize="3conv")
 S = dict(dims=(96, 192, 384, 768), depths=(2, 2, 8, 2), tokenize="3conv")
 M = dict(dims=(96, 192, 384, 768), depths=(2, 2, 14, 2), tokenize="1conv")
 B = dict(dims=(128, 256, 512, 1024), depths=(2, 2, 14, 2), tokenize="1conv")
-PLUS = dict(windows=(14, 14, 14, 7))
+PLUS = (14, 14, 14, 7)  # Table 2 says 14; Table 3's counts are these
 VARIANTS: dict[str, dict[str, object]] = {
-    "regionvit_ti": dict(**TI, windows=7),
-    "regionvit_s": dict(**S, windows=7),
-    "regionvit_m": dict(**M, windows=7),
-    "regionvit_b": dict(**B, windows=7),
-    "regionvit_ti_plus": TI | PLUS,
-    "regionvit_s_plus": S | PLUS,
-    "regionvit_m_plus": M | PLUS,
-    "regionvit_b_plus": B | PLUS,
+    "regionvit_ti": dict(**TI, windows=(7, 7, 7, 7)),
+    "regionvit_s": dict(**S, windows=(7, 7, 7, 7)),
+    "regionvit_m": dict(**M, windows=(7, 7, 7, 7)),
+    "regionvit_b": dict(**B, windows=(7, 7, 7, 7)),
+    "regionvit_ti_plus": dict(**TI, windows=PLUS),
+    "regionvit_s_plus": dict(**S, windows=PLUS),
+    "regionvit_m_plus": dict(**M, windows=PLUS),
+    "regionvit_b_plus": dict(**B, windows=PLUS),
 }

@@ -11,6 +11,7 @@ enlarged again, are added to what attention found. "Supplement" is the NeurIPS p
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -125,8 +126,8 @@ class Down(nn.Module):
 class HeadMix(nn.Conv2d):
     """A 1 x 1 convolution across heads, on (B, heads, N, N').
 
-    Computed as a product: with so few channels torch's convolution is up to 12 times slower. The
-    bias is a constant in each softmax, so it changes nothing; checkpoints have it.
+    Computed as a product: with so few channels torch's convolution is tens of times slower (CPU,
+    16 images). The bias, a constant in each softmax, changes nothing; checkpoints have it.
     """
 
     def __init__(self, heads: int) -> None:
@@ -255,15 +256,14 @@ class ResT(Backbone):
         eps = EPS if version == 1 else EPS_V2
         rates = drop_path_rates(drop_path_rate, depths)
 
+        places = []
+        for dim, stride in zip(dims, strides, strict=True):
+            height, width = (math.ceil(side / stride) for side in self.img_size)
+            places.append(position_of(position, dim, (height, width)))
+        self.stem = Stem(in_chans, dims[0], places[0], version)
         self.stages = nn.ModuleList()
         for i, (dim, head, drops) in enumerate(zip(dims, heads, rates, strict=True)):
-            height, width = (math.ceil(side / strides[i]) for side in self.img_size)
-            pos = position_of(position, dim, (height, width))
-            down: nn.Module = nn.Identity()
-            if i:
-                down = Down(dims[i - 1], dim, pos, version)
-            else:
-                self.stem = Stem(in_chans, dim, pos, version)
+            down = Down(dims[i - 1], dim, places[i], version) if i else nn.Identity()
             blocks: list[nn.Module] = []
             for drop in drops:
                 attn = EMSA(
@@ -324,7 +324,7 @@ def ours(name: str) -> str:
 
 
 WIDE = (96, 192, 384, 768)
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "rest_lite": dict(depths=(2, 2, 2, 2)),
     "rest_small": dict(depths=(2, 2, 6, 2)),
     "rest_base": dict(dims=WIDE, depths=(2, 2, 6, 2)),

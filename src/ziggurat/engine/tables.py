@@ -1,0 +1,181 @@
+"""The papers' architecture tables, and whether our models are what they print.
+
+``ziggurat/tables`` has a file for each paper. A row says which model it is about and what is
+printed of it, digits as printed. ``check`` measures what an architecture fixes:
+
+    params_m, flops_g                           millions of parameters, billions of FLOPs
+    dims, depths, heads, blocks, window         a number for each stage, finest first
+
+Accuracies and throughputs are data for those who train. A printed number that the official code
+does not bear out is marked ``contradicted``, with the reason; a row without a model ``absent``.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from ziggurat.engine import measure
+
+Options = tuple[tuple[str, Any], ...]  # overrides that a cache can keep
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of one table."""
+
+    name: str  # as printed
+    printed: Mapping[str, str | Sequence[int]]
+    model: str = ""  # as ``create_model`` takes it
+    img_size: int | None = None  # what the model was trained at, if not given
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    counts: str = "macs"  # what a FLOP is: "macs", or "fvcore", which counts norms as well
+    rounding: str = "nearest"  # or "twice": to two decimals, and from there to those printed
+    absent: str = ""  # why there is no model
+    contradicted: Mapping[str, str] = field(default_factory=dict)  # quantity -> why it is wrong
+
+    def __post_init__(self) -> None:
+        assert bool(self.model) != bool(self.absent), f"{self.name}: a model, or why there is none"
+        assert self.counts in ("macs", "fvcore"), self.counts
+        assert self.rounding in ("nearest", "twice"), self.rounding
+        assert self.contradicted.keys() <= self.printed.keys(), self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of one paper."""
+
+    paper: str  # the file's name
+    source: str  # "arXiv:2105.12723"
+    number: str  # as printed; "README" for what only the official code's README has
+    title: str
+    rows: tuple[Row, ...]
+
+
+class Cell(NamedTuple):
+    """One printed number beside ours."""
+
+    quantity: str
+    printed: str | Sequence[int]
+    ours: float | list[int] | None  # None where there is no model
+    agrees: bool
+    reason: str  # why it does not agree; empty if it does, or if nobody knows
+
+    @property
+    def explained(self) -> bool:
+        """It agrees and needs no reason, or does not and has one."""
+        return self.agrees != bool(self.reason)
+
+
+def papers() -> list[str]:
+    """Names of the papers that have tables."""
+    files = (file.name for file in resources.files("ziggurat").joinpath("tables").iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+@cache
+def tables(paper: str) -> tuple[Table, ...]:
+    """All tables of a paper, in its order.
+
+    What a table says of ``img_size``, ``overrides``, ``counts`` and ``rounding`` holds for its
+    rows, unless they say otherwise.
+    """
+    if paper not in papers():
+        raise ValueError(f"no tables of {paper!r}: there are those of {', '.join(papers())}")
+    file = resources.files("ziggurat").joinpath("tables", f"{paper}.toml")
+    data = tomllib.loads(file.read_text(encoding="utf-8"))
+    found = []
+    for table in data["tables"]:
+        number, title, rows = (table.pop(key) for key in ("number", "title", "rows"))
+        common = table.pop("overrides", {})
+        merged = (
+            Row(**{**table, **row, "overrides": {**common, **row.get("overrides", {})}})
+            for row in rows
+        )
+        found.append(Table(paper, data["source"], number, title, tuple(merged)))
+    return tuple(found)
+
+
+def rows() -> Iterator[tuple[Table, Row]]:
+    """Every row of every table of every paper."""
+    for paper in papers():
+        for table in tables(paper):
+            for row in table.rows:
+                yield table, row
+
+
+def printed(model: str) -> dict[str, str]:
+    """What its paper prints of one of our variants as it is: ``params_m`` and ``flops_g``."""
+    for _, row in rows():
+        if row.model == model and not row.overrides and row.img_size is None:
+            found = {key: row.printed[key] for key in MEASURED if key in row.printed}
+            if found:
+                return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {}
+
+
+def check(row: Row) -> list[Cell]:
+    """Measure what the row prints of its architecture."""
+    return [
+        cell(row, quantity, printed)
+        for quantity, printed in row.printed.items()
+        if quantity in MEASURED or not isinstance(printed, str)
+    ]
+
+
+def cell(row: Row, quantity: str, printed: str | Sequence[int]) -> Cell:
+    """One printed number, or one for each stage, beside ours."""
+    if row.absent:
+        return Cell(quantity, printed, None, False, row.absent)
+    reason = row.contradicted.get(quantity, "")
+    if isinstance(printed, str):
+        exact = number(row, quantity)
+        agrees = rounds_to(exact, printed, row.rounding)
+        return Cell(quantity, printed, float(exact), agrees, reason)
+    stages = stages_of(row.model, row.img_size, hashable(row.overrides))
+    ours = [getattr(stage, STRUCTURE[quantity]) for stage in stages]
+    return Cell(quantity, printed, ours, ours == list(printed), reason)
+
+
+MEASURED = ("params_m", "flops_g")
+STRUCTURE = {
+    "dims": "dim", "depths": "depth", "heads": "heads", "blocks": "windows", "window": "side",
+}  # fmt: skip
+
+
+def number(row: Row, quantity: str) -> Decimal:
+    """Parameters or FLOPs in the printed unit, exactly."""
+    cost = cost_of(row.model, row.img_size, hashable(row.overrides))
+    if quantity == "params_m":
+        return Decimal(cost.params) / 10**6
+    return Decimal(cost.macs if row.counts == "macs" else cost.fvcore) / 10**9
+
+
+def rounds_to(value: Decimal, printed: str, rounding: str = "nearest") -> bool:
+    """Whether ``value`` is what was printed, in all its digits."""
+    if rounding == "twice":
+        value = value.quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return value.quantize(Decimal(printed), ROUND_HALF_UP) == Decimal(printed)
+
+
+@cache
+def cost_of(model: str, img_size: int | None, overrides: Options) -> measure.Cost:
+    """``measure.count``, once for all rows of one model."""
+    return measure.count(model, img_size, **dict(overrides))
+
+
+@cache
+def stages_of(model: str, img_size: int | None, overrides: Options) -> list[measure.Level]:
+    """``measure.levels``, once for all rows of one model."""
+    return measure.levels(model, img_size, **dict(overrides))
+
+
+def hashable(overrides: Mapping[str, Any]) -> Options:
+    """Overrides as a cache can keep them, TOML's lists as tuples."""
+    return tuple(
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in sorted(overrides.items())
+    )
