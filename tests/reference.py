@@ -69,7 +69,7 @@ def check_parity(
     """Outputs to ``atol`` in float32 and 1e-8 in float64, and every feature slice in both.
 
     A fixture's slices are float32 and reach 20 in the stress models, where the last digit alone
-    is 2e-6: they are met to ``atol`` of the feature's largest value, or ``atol`` if that is under 1.
+    is 2e-6: they are met to ``atol`` of the feature's largest value, or of 1 if that is less.
     """
     missing = fixture.about["features"].keys() - readings.keys()
     assert not missing, f"features of {fixture.name} that nothing compares: {missing}"

@@ -43,7 +43,7 @@ def models(args: argparse.Namespace) -> None:
     if not names:
         raise ValueError(unknown(args.pattern, list(VARIANTS)))
     console = Console(stderr=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in track(names, "counting", console=console, transient=True, disable=args.json):
         found = count(name)
         paper = printed(name)
@@ -63,26 +63,22 @@ def models(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(caption="FLOPs are multiply-adds, as the papers count them.")
-    for column in ("model", "family", "input"):
-        table.add_column(column)
-    for column in ("params M", "paper", "FLOPs G", "paper"):
+    table = Table(caption="FLOPs are multiply-adds; the paper's column is as printed there")
+    table.add_column("model", no_wrap=True)
+    for column in ("pixels", "params M", "paper", "FLOPs G", "paper"):
         table.add_column(column, justify="right")
-    table.add_column("stages: width at stride")
-    last = ""
-    for row in rows:
-        if last and row["family"] != last:
+    table.add_column("width of each stage", no_wrap=True)
+    for i, row in enumerate(rows):
+        if i and row["family"] != rows[i - 1]["family"]:
             table.add_section()
-        last = str(row["family"])
         table.add_row(
             row["name"],
-            row["family"],
-            " x ".join(map(str, row["input"][1:])),
+            by(sorted(set(row["input"][1:]))),
             f"{row['params'] / 1e6:.2f}",
             row["paper_params_m"] or "-",
             f"{row['macs'] / 1e9:.2f}",
             row["paper_flops_g"] or "-",
-            "  ".join(f"{d}/{s}" for d, s in zip(row["dims"], row["strides"], strict=True)),
+            " ".join(map(str, row["dims"])),
         )
     Console().print(table)
 
@@ -117,13 +113,13 @@ def info(args: argparse.Namespace) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("part", "output", "stride", "blocks"):
         table.add_column(column, justify="left" if column == "part" else "right")
-    table.add_column("share of parameters")
-    table.add_column("share of multiply-adds")
-    table.add_row("image", f"{channels} x {height} x {width}", "1", "", "", "")
+    table.add_column("parameters", no_wrap=True)
+    table.add_column("multiply-adds", no_wrap=True)
+    table.add_row("image", by([channels, height, width]), "1", "", "", "")
     for part in about["parts"]:
         table.add_row(
             part["name"],
-            " x ".join(map(str, part["shape"])) if part["shape"] else "",
+            by(part["shape"] or []),
             str(part["stride"] or ""),
             str(part["blocks"] or ""),
             bar(part["params"], total_params),
@@ -145,7 +141,12 @@ def picture(args: argparse.Namespace) -> None:
     print(f"wrote {args.picture}", file=sys.stderr)
 
 
-def bar(part: int, whole: int, width: int = 24) -> str:
+def by(sides: Sequence[int]) -> str:
+    """3 x 224 x 224."""
+    return " x ".join(map(str, sides))
+
+
+def bar(part: int, whole: int, width: int = 12) -> str:
     """A share as a bar and in per cent."""
     share = part / whole if whole else 0.0
     return f"{BAR * round(share * width):<{width}} {share:5.1%}"

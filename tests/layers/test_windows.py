@@ -26,5 +26,5 @@ def test_the_mask_hides_padding_and_nothing_else(height: int, width: int, size: 
 
 def test_a_map_that_fits_one_window_is_never_padded() -> None:
     cut = windows.partition(5, 7, 7)
-    assert (cut.h, cut.w, cut.count, cut.padding) == (5, 7, 1, (0, 0))
+    assert (cut.h, cut.w, cut.windows, cut.padding) == (5, 7, 1, (0, 0))
     assert windows.partition(8, 7, 7).padding == (6, 0)

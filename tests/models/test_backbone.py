@@ -80,7 +80,7 @@ def test_positions_are_not_decayed_and_layers_are_numbered_through(name: str) ->
         assert model.no_weight_decay() == tables
     layers = group_parameters(model, model.group_matcher(), reverse=True)
     assert layers.keys() == parameters.keys()
-    blocks = sum(len(stage.blocks) for stage in model.stages)
+    blocks = sum(len(model.stage(i).blocks) for i in range(len(model.stages)))
     assert set(layers.values()) == set(range(blocks + 2))  # stem, blocks, norm and head
     assert layers["head.weight"] == blocks + 1
     coarse = group_parameters(model, model.group_matcher(coarse=True), reverse=True)
@@ -93,7 +93,9 @@ def test_timms_layer_decay_takes_the_model(name: str) -> None:
     optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1.0, layer_decay=0.5)
     scales = sorted({group["lr_scale"] for group in optimizer.param_groups})
     assert scales[-1] == 1.0
-    assert scales[0] == 0.5 ** (sum(len(stage.blocks) for stage in model.stages) + 1)
+    assert scales[0] == 0.5 ** (
+        sum(len(model.stage(i).blocks) for i in range(len(model.stages))) + 1
+    )
 
 
 @EVERY

@@ -4,7 +4,8 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-import timm
+import timm.data
+import timm.utils
 import torch
 from torchvision.ops import FeaturePyramidNetwork
 

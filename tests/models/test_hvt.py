@@ -54,7 +54,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fixture", ["hvt_ti_1", "hvt_ti_1_stress", "hvt_s_1"])
 def test_the_official_models_are_reproduced(fixture: str) -> None:
     reference = Fixture(fixture)
-    model = HVT(**VARIANTS[fixture.removesuffix("_stress")])  # type: ignore[arg-type]
+    model = HVT(**VARIANTS[fixture.removesuffix("_stress")])
     load_checkpoint(model, reference.state)
     tokens: Callable[[Any], Tensor] = lambda x: x  # noqa: E731
     readings: dict[str, Reading] = {
@@ -164,7 +164,7 @@ def test_size_and_cost_are_the_papers(options: dict[str, Any], params: str, macs
 
 def test_tokens_get_fewer_as_in_the_paper() -> None:
     with torch.device("meta"):
-        model = HVT(**VARIANTS["hvt_s_4"])  # type: ignore[arg-type]
+        model = HVT(**VARIANTS["hvt_s_4"])
         state = model.embed(torch.empty(1, 3, 224, 224))
     lengths = [state.x.shape[1]]
     for stage in model.stages:
@@ -246,7 +246,7 @@ def test_images_of_any_size_give_finite_answers_and_maps(kind: str, size: tuple[
 @pytest.mark.parametrize("size", [(96, 160), (97, 131), (224, 224), (256, 256)])
 def test_a_published_variant_takes_images_of_any_size(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    model = HVT(**VARIANTS["hvt_ti_4"]).eval()  # type: ignore[arg-type]
+    model = HVT(**VARIANTS["hvt_ti_4"]).eval()
     with torch.no_grad():
         assert model(torch.randn(1, 3, *size)).isfinite().all()
 
@@ -325,7 +325,7 @@ def test_a_checkpoint_of_another_resolution_loads(kind: str) -> None:
 
 
 def test_the_224_checkpoint_of_the_authors_loads_at_384() -> None:
-    model = HVT(**VARIANTS["hvt_ti_1"], img_size=384).eval()  # type: ignore[arg-type]
+    model = HVT(**VARIANTS["hvt_ti_1"], img_size=384).eval()
     loaded = load_checkpoint(model, Fixture("hvt_ti_1").state)
     assert sorted(loaded.resized) == ["pos.table", "stages.0.pool.pos.table"]
     with torch.no_grad():
@@ -379,7 +379,7 @@ def test_recomputing_blocks_in_backward_changes_no_gradient() -> None:
 
 def test_weights_start_as_in_the_official_code() -> None:
     torch.manual_seed(0)
-    model = HVT(**VARIANTS["hvt_ti_4"], drop_path_rate=0.1)  # type: ignore[arg-type]
+    model = HVT(**VARIANTS["hvt_ti_4"], drop_path_rate=0.1)
     for name, value in model.named_parameters():
         if name.endswith("bias") and not name.startswith("patch_embed"):
             assert not value.any(), name
@@ -428,7 +428,7 @@ def test_what_cannot_be_built_is_said_to(options: dict[str, Any], message: str) 
 
 def test_an_image_too_small_for_the_poolings_is_refused_and_the_smallest_named() -> None:
     """Four poolings of three by two need 31 tokens: 6 x 6 patches, the last ones padded."""
-    model = HVT(**VARIANTS["hvt_ti_4"]).eval()  # type: ignore[arg-type]
+    model = HVT(**VARIANTS["hvt_ti_4"]).eval()
     for side in (32, 80):
         with pytest.raises(ValueError, match="images from 81 x 81 pixels up, got"):
             model(torch.randn(1, 3, side, side))

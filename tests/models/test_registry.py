@@ -51,7 +51,7 @@ def test_importing_in_any_order_registers(imports: str) -> None:
 
 
 def test_importing_ziggurat_alone_is_light() -> None:
-    code = "import sys, ziggurat, ziggurat.cli; assert not {'torch', 'timm', 'rich'} & set(sys.modules)"
+    code = "import sys, ziggurat.cli; assert not {'torch', 'timm', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import ziggurat; assert 'create_model' in dir(ziggurat); ziggurat.nonsense"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -79,7 +79,9 @@ def test_an_unknown_name_gets_its_nearest(name: str, near: str) -> None:
 
 
 def test_an_unknown_option_gets_its_nearest() -> None:
-    with pytest.raises(TypeError, match=r"nest_tiny takes no option 'depth': did you mean 'depths'"):
+    with pytest.raises(
+        TypeError, match=r"nest_tiny takes no option 'depth': did you mean 'depths'"
+    ):
         ziggurat.create_model("nest_tiny", depth=3)
 
 

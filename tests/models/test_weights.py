@@ -49,7 +49,7 @@ def test_official_weights_load_by_name_and_give_the_official_numbers(
 def test_the_authors_nesting_and_prefixes_are_peeled(wrap: object, tmp_path: Path) -> None:
     state = Fixture("rest_lite").state
     file = tmp_path / "checkpoint.pth"
-    torch.save({**wrap(state), "args": argparse.Namespace(lr=1e-3)}, file)  # type: ignore[operator]
+    torch.save({**wrap(state), "args": argparse.Namespace(lr=1e-3)}, file)
     model = ziggurat.create_model("rest_lite")
     load_checkpoint(model, file)
     assert torch.equal(model.head.weight, state["head.weight"])

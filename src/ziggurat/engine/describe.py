@@ -15,7 +15,7 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
     """Parts of a model in order: name, output shape, stride, blocks, parameters, multiply-adds."""
     with torch.device("meta"):
         model = create_model(name).eval()
-        channels, *trained = model.pretrained_cfg["input_size"]  # type: ignore[union-attr, index]
+        channels, *trained = model.pretrained_cfg["input_size"]
         height, width = size or trained
         images = torch.empty(1, channels, height, width)
     counter = FlopCounterMode(display=False)
@@ -38,7 +38,7 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
             one |= {
                 "shape": list(found.shape[1:]),
                 "stride": model.strides[i],
-                "blocks": len(model.stages[i].blocks),
+                "blocks": len(model.stage(i).blocks),
             }
             parts.append(one)
         parts.append(part(model, "head", sorted(head), macs) | {"shape": [model.num_classes]})
@@ -49,9 +49,11 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
     loose = total - sum(one["macs"] for one in parts)  # what the model's own forward computes
     parts[0]["macs"] += loose
     home = inspect.getmodule(type(model))
-    sketch = "\n".join(
-        line for line in (home.__doc__ or "").splitlines() if line.startswith("    ")
-    ) if home else ""
+    sketch = (
+        "\n".join(line for line in (home.__doc__ or "").splitlines() if line.startswith("    "))
+        if home
+        else ""
+    )
     return {
         "name": name,
         "family": type(model).__name__,

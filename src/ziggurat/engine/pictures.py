@@ -35,7 +35,7 @@ def sample_image() -> Image.Image:
 
 def as_colours(features: Tensor) -> Image.Image:
     """(C, H, W) as a picture: its three main components as red, green and blue."""
-    C, H, W = features.shape
+    _, H, W = features.shape
     tokens = features.float().flatten(1).t()  # (H * W, C)
     tokens = tokens - tokens.mean(0)
     _, _, axes = torch.linalg.svd(tokens, full_matrices=False)
@@ -51,13 +51,15 @@ def as_colours(features: Tensor) -> Image.Image:
 
 def stage_sheet(model: nn.Module, image: str | Path | None = None) -> Image.Image:
     """The image as the model sees it and each stage's map, side by side."""
-    if not hasattr(model, "forward_intermediates"):
+    show = getattr(model, "forward_intermediates", None)
+    if show is None:
         raise ValueError(f"{type(model).__name__} does not show its stages")
+    model.eval()
     photo = sample_image() if image is None else open_image(image)
     config = resolve_data_config({}, model=model)
     prepared = create_transform(**config)(photo)
     with torch.no_grad():
-        maps = model.eval().forward_intermediates(prepared[None], intermediates_only=True)
+        maps = show(prepared[None], intermediates_only=True)
     mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
     seen = ((prepared * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
     tiles = [(Image.fromarray(seen), f"image  {' x '.join(map(str, seen.shape[:2]))}")]

@@ -24,7 +24,7 @@ class Partition(NamedTuple):
     cols: int
 
     @property
-    def count(self) -> int:
+    def windows(self) -> int:
         """Windows in one map."""
         return self.rows * self.cols
 
@@ -49,7 +49,7 @@ def split(x: Tensor, cut: Partition) -> Tensor:
     if bottom or right:
         x = F.pad(x, (0, 0, 0, right, 0, bottom))
     x = x.reshape(B, cut.rows, cut.h, cut.cols, cut.w, C).transpose(2, 3)
-    return x.reshape(B * cut.count, cut.h * cut.w, C)
+    return x.reshape(B * cut.windows, cut.h * cut.w, C)
 
 
 def join(x: Tensor, cut: Partition) -> Tensor:
@@ -71,7 +71,7 @@ def key_mask(cut: Partition, like: Tensor) -> Tensor | None:
     real = like.new_zeros(1, cut.height, cut.width, 1)
     padded = F.pad(real, (0, 0, 0, right, 0, bottom), value=-math.inf)
     whole = Partition(cut.rows * cut.h, cut.cols * cut.w, *cut[2:])
-    return split(padded, whole).reshape(cut.count, 1, 1, cut.h * cut.w)
+    return split(padded, whole).reshape(cut.windows, 1, 1, cut.h * cut.w)
 
 
 def repeat_for_batch(mask: Tensor | None, tokens: Tensor) -> Tensor | None:

@@ -77,7 +77,7 @@ class Backbone(nn.Module):
         self.global_pool = checked_pool(global_pool)
         self.final = nn.Identity()  # passes what the head pools: a target layer for Grad-CAM
         self.head_drop = nn.Dropout(drop_rate)
-        self.feature_info = [
+        self.feature_info: list[dict[str, Any]] = [
             {"num_chs": dim, "reduction": stride, "module": f"stages.{i}"}
             for i, (dim, stride) in enumerate(zip(dims, strides, strict=True))
         ]
@@ -115,10 +115,18 @@ class Backbone(nn.Module):
             return module.fit(value)
         first = (self.first_conv,) if isinstance(self.first_conv, str) else self.first_conv
         if owner in first and last == "weight" and value.shape[1] in (1, 3):
-            return adapt_input_conv(self.in_chans, value.expand(-1, 3, -1, -1) / (3 / value.shape[1]))
+            return adapt_input_conv(
+                self.in_chans, value.expand(-1, 3, -1, -1) / (3 / value.shape[1])
+            )
         return value
 
     # What follows from it.
+
+    def stage(self, i: int) -> Stage:
+        """One of ``stages``, typed."""
+        stage = self.stages[i]
+        assert isinstance(stage, Stage)
+        return stage
 
     def checked(self, images: Tensor) -> Tensor:
         """The images, if this model can take them; one clear error if not."""
@@ -206,7 +214,9 @@ class Backbone(nn.Module):
         return maps if intermediates_only else (self.final(self.finish(state)), maps)
 
     def prune_intermediate_layers(
-        self, indices: int | Sequence[int] | None = 1, prune_norm: bool = False,
+        self,
+        indices: int | Sequence[int] | None = 1,
+        prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
         """Drop what the chosen stages do not need, so that every parameter left is used."""
@@ -230,7 +240,7 @@ class Backbone(nn.Module):
         here = next(self.parameters())
         self.head = classifier(self.num_features, num_classes).to(here.device, here.dtype)
 
-    @torch.jit.ignore
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
         """Learned positions."""
         return {
@@ -239,7 +249,7 @@ class Backbone(nn.Module):
             if isinstance(module, LearnedTable)
         }
 
-    @torch.jit.ignore
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
     def group_matcher(self, coarse: bool = False) -> Callable[[str], tuple[float, ...]]:
         """Layer of a parameter, for layer-wise decay: stem, then every block, then the head.
 
@@ -247,8 +257,8 @@ class Backbone(nn.Module):
         in HiViT's fine-tuning code; ``coarse`` makes each stage one layer.
         """
         starts = [0]
-        for stage in self.stages:
-            starts.append(starts[-1] + len(stage.blocks))
+        for i in range(len(self.stages)):
+            starts.append(starts[-1] + len(self.stage(i).blocks))
 
         def layer(name: str) -> tuple[float, ...]:
             part, _, rest = name.partition(".")
@@ -267,11 +277,11 @@ class Backbone(nn.Module):
 
         return layer
 
-    @torch.jit.ignore
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Re-compute blocks in backward instead of keeping their activations."""
-        for stage in self.stages:
-            stage.checkpointing = enable
+        for i in range(len(self.stages)):
+            self.stage(i).checkpointing = enable
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:

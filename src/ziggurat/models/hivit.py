@@ -36,7 +36,7 @@ class Units(NamedTuple):
     size: tuple[int, int]  # of the image, in pixels
     grid: tuple[int, int]  # units down and across, the last ones perhaps padded
     ids: Tensor | None  # (B, visible) which units these are; None for all, in order
-    pos: Tensor | None  # (1 or B, units, C) absolute position of each unit
+    pos: Tensor | None  # absolute positions: (1, rows, cols, C), or (B, visible, C)
 
     def map(self) -> Tensor:
         """(B, H, W, C): the image's tokens, neighbours side by side, without padding."""
@@ -76,7 +76,7 @@ class PatchEmbed(nn.Module):
 
 
 class PatchMerge(nn.Module):
-    """2 x 2 cells side by side (column by column, as in the code), LN, linear to twice the width."""
+    """2 x 2 cells side by side, column by column as in the code; LN; linear to twice the width."""
 
     def __init__(self, dim_in: int, dim: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class WindowStage(Stage):
                 shift_size=0 if i % 2 == 0 else 3,
                 dynamic_mask=True,
                 drop_path=drop,
-                norm_layer=partial(nn.LayerNorm, eps=EPS),
+                norm_layer=partial(nn.LayerNorm, eps=EPS),  # type: ignore[arg-type]
             )
             for i, drop in enumerate(drops)
         )
@@ -170,7 +170,12 @@ class MainStage(Stage):
     """Stage 3: every unit is one token; positions are added, then all units attend to all."""
 
     def __init__(
-        self, down: nn.Module, dim: int, heads: int, grid: tuple[int, int] | None, drops: list[float]
+        self,
+        down: nn.Module,
+        dim: int,
+        heads: int,
+        grid: tuple[int, int] | None,
+        drops: list[float],
     ) -> None:
         super().__init__()
         self.down = down
@@ -182,7 +187,7 @@ class MainStage(Stage):
         """Units of one cell each."""
         x = self.down(units.tokens).flatten(1, 3)  # (B, units, C)
         if units.pos is not None:
-            x = x + units.pos
+            x = x + units.pos.flatten(1, -2)
         x = self.run(x, units.grid, units.ids)
         return units._replace(tokens=x[:, :, None, None])
 
@@ -264,9 +269,9 @@ class HiViT(Backbone):
         size = images.shape[2], images.shape[3]
         images = windows.pad_to_multiple(images, UNIT)
         grid = images.shape[2] // UNIT, images.shape[3] // UNIT
-        pos = None if self.pos is None else self.pos(*grid).flatten(1, 2)
+        pos = None if self.pos is None else self.pos(*grid)
         if pos is not None and ids is not None:
-            pos = pos[0][ids]
+            pos = pos.flatten(0, 2)[ids]
         return Units(self.patch_embed(images, ids), size, grid, ids, pos)
 
     def forward_visible(self, images: Tensor, ids: Tensor) -> list[Tensor]:
@@ -311,9 +316,9 @@ class HiViT(Backbone):
         if not any(name.startswith("blocks.") for name in state):
             return state
         homes = []  # of the official flat list of blocks and merges
-        for i, stage in enumerate(self.stages):
+        for i in range(len(self.stages)):
             homes += [f"stages.{i}.down"] if i else []
-            homes += [f"stages.{i}.blocks.{j}" for j in range(len(stage.blocks))]
+            homes += [f"stages.{i}.blocks.{j}" for j in range(len(self.stage(i).blocks))]
         pretrained = "mask_token" in state
         ours = {}
         for name, value in state.items():

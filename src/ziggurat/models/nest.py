@@ -180,7 +180,7 @@ class Aggregate(nn.Sequential):
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
         if self.plane == "image":
             return super().forward(x)
-        B, H, W, _ = x.shape
+        H, W = x.shape[1:3]
         cut = windows.partition(H, W, 2 * self.block)
         x = super().forward(windows.split(x, cut).unflatten(1, (cut.h, cut.w)))
         half = windows.Partition(
@@ -250,9 +250,7 @@ class NesT(Backbone):
         dims = per_stage(dims, levels, "dims")
         heads = per_stage(heads, levels, "heads")
         strides = [patch_size * 2**i for i in range(levels)]
-        super().__init__(
-            img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool
-        )
+        super().__init__(img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool)
         self.patch_size = patch_size
         choice(attention, ("multi_head", "multi_query"), "attention")
         choice(pad_type, ("same", ""), "pad_type")
@@ -270,9 +268,8 @@ class NesT(Backbone):
                     aggregate, plane, dims[i - 1], dim, head, block, same=pad_type == "same"
                 )
             kv_heads = 1 if attention == "multi_query" else head
-            layers = [
-                Block(dim, Attention(dim, head, kv_heads), drop, act=act, eps=EPS)
-                for drop in drops
+            layers: list[nn.Module] = [
+                Block(dim, Attention(dim, head, kv_heads), drop, act=act, eps=EPS) for drop in drops
             ]
             size = math.ceil(grid[0] / 2**i), math.ceil(grid[1] / 2**i)
             self.stages.append(Level(down, dim, size, block, layers))
@@ -282,7 +279,9 @@ class NesT(Backbone):
 
     def embed(self, images: Tensor) -> Tensor:
         """Linear projection of S x S words: (B, H, W, C)."""
-        return self.patch_embed(windows.pad_to_multiple(images, self.patch_size)).permute(0, 2, 3, 1)
+        return self.patch_embed(windows.pad_to_multiple(images, self.patch_size)).permute(
+            0, 2, 3, 1
+        )
 
     def stage_map(self, state: Tensor) -> Tensor:
         """A level's map."""
@@ -317,10 +316,10 @@ class NesT(Backbone):
         return ours
 
     def from_flax(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Flax numbers layers through all levels, keeps kernels as (in, out) and q beside [k | v]."""
+        """Flax numbers layers through all levels; kernels are (in, out); q is beside [k | v]."""
         starts = [0]
-        for level in self.stages:
-            starts.append(starts[-1] + len(level.blocks))
+        for i in range(len(self.stages)):
+            starts.append(starts[-1] + len(self.stage(i).blocks))
 
         def renamed(name: str) -> str:
             module, *rest = name.split("/")

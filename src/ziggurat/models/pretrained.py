@@ -39,7 +39,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
             f"{folder} already has {', '.join(taken)}: take another folder or overwrite=True"
         )
     overrides = dict(getattr(model, "overrides", {}))
-    classes = int(getattr(model, "num_classes", cfg.get("num_classes", 0)))
+    classes = int(getattr(model, "num_classes", None) or cfg.get("num_classes") or 0)
     channels = int(getattr(model, "in_chans", 3))
     height, width = getattr(model, "img_size", cfg.get("input_size", (3, 224, 224))[1:])
     cfg |= {"num_classes": classes, "input_size": [channels, height, width]}
@@ -64,7 +64,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
     return folder
 
 
-def from_pretrained(source: str | Path, **overrides: Any) -> nn.Module:
+def from_pretrained(source: str | Path, **overrides: Any) -> Any:
     """Build and load a model from a folder that ``save_pretrained`` wrote, or a hub id.
 
     ``overrides`` change the model it builds: another ``img_size`` resizes what was learned;

@@ -225,7 +225,7 @@ class R2L(Block):
     ) -> tuple[Tensor, ...]:
         """(B * windows, 1 + N, C) for each group, before and after."""
         if self.norm0 is not None:
-            counts = [part.count for part in regions.parts]
+            counts = [part.windows for part in regions.parts]
             found = [x[:, 0].unflatten(0, (-1, n)) for x, n in zip(groups, counts, strict=True)]
             r = torch.cat(found, 1)  # (B, regions, C), in whatever order: RSA has no bias
             r = r + self.drop_path(self.attn(self.norm0(r)))

@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 TIMM_NAMES: dict[str, str] = {}  # ours -> the name timm knows it by
 BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 
-IMAGENET = dict(
+IMAGENET: dict[str, Any] = dict(
     num_classes=1000,
     input_size=(3, 224, 224),
     interpolation="bicubic",
@@ -53,10 +53,11 @@ TIMMS_OWN = {"features_only", "out_indices", "feature_cls", "pretrained_cfg", "c
 }
 
 
-def create_model(name: str, pretrained: bool = False, **overrides: Any) -> nn.Module:
+def create_model(name: str, pretrained: bool = False, **overrides: Any) -> Any:
     """Build a model by its name; ``overrides`` change what the variant sets.
 
-    Our names come first, then timm's; ``timm/nest_tiny`` asks for timm's where both have one.
+    It is typed as Any: a ``Backbone``, or timm's model of that name. Our names come first, then
+    timm's; ``timm/nest_tiny`` asks for timm's where both have one.
 
         create_model("hivit_base", num_classes=10, img_size=256)
     """
@@ -95,7 +96,9 @@ def check_overrides(name: str, model: type[Backbone], overrides: dict[str, Any])
     for option in overrides:
         if option not in allowed | TIMMS_OWN:
             near = difflib.get_close_matches(option, allowed, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(allowed))}"
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(allowed))}"
+            )
             raise TypeError(f"{name} takes no option {option!r}: {hint}")
 
 
@@ -132,7 +135,7 @@ def register() -> None:
     timm's ``nest_tiny`` stays timm's; ours is ``ziggurat_nest_tiny`` there.
     """
     for family, model in FAMILIES.items():
-        cfgs = {}
+        cfgs: dict[str, Any] = {}
         for name in family.VARIANTS:
             TIMM_NAMES[name] = f"ziggurat_{name}" if is_model(name) else name
             cfg = CIFAR if name.endswith("_cifar") else IMAGENET

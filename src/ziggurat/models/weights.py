@@ -1,4 +1,4 @@
-"""Checkpoints, ours and the authors', into a model; a file that does not fit is said to, in full."""
+"""Checkpoints, ours and the authors', into a model; what does not fit is said in full."""
 
 import argparse
 import fnmatch
@@ -87,7 +87,9 @@ def for_timm(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
     """What timm calls on weights it fetched: names and sizes; it sees to channels itself."""
     state = model.convert(flat(state))
     own = model.state_dict()
-    return {n: model.fit(n, v) if n in own and n.endswith(".table") else v for n, v in state.items()}
+    return {
+        n: model.fit(n, v) if n in own and n.endswith(".table") else v for n, v in state.items()
+    }
 
 
 def misfit(

@@ -23,7 +23,7 @@ def mask_randomly(noise: Tensor, ratio: float) -> Masking:
     """Keep the int((1 - ratio) * units) units with the least noise (B, units)."""
     if not 0 < ratio < 1:
         raise ValueError(f"a mask ratio lies between 0 and 1 and is neither, got {ratio}")
-    B, units = noise.shape
+    units = noise.shape[1]
     keep = int(units * (1 - ratio))
     if keep < 1:
         raise ValueError(
@@ -39,7 +39,7 @@ def mask_randomly(noise: Tensor, ratio: float) -> Masking:
 def patchify(images: Tensor) -> Tensor:
     """(B, C, H, W) -> (B, units, 16 * 16 * C): row, column, channel."""
     cut = windows.partition(images.shape[2], images.shape[3], UNIT)
-    return windows.split(images.permute(0, 2, 3, 1), cut).flatten(1).unflatten(0, (-1, cut.count))
+    return windows.split(images.permute(0, 2, 3, 1), cut).flatten(1).unflatten(0, (-1, cut.windows))
 
 
 class Decoder(nn.Module):
@@ -54,7 +54,9 @@ class Decoder(nn.Module):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.register_buffer("pos_embed", sin_cos(*grid, dim).flatten(1, 2))
         self.grid = grid
-        self.blocks = nn.ModuleList(Block(dim, Attention(dim, heads), eps=EPS) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(dim, Attention(dim, heads), eps=EPS) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(dim, eps=EPS)
         self.pred = nn.Linear(dim, pixels)
 

@@ -1,0 +1,199 @@
+"""Our models against the same models in the libraries users have now, in one interleaved run.
+
+    python benchmarks/peers.py                  # all pairs, into benchmarks/results/peers.json
+    python benchmarks/peers.py nest_tiny --rounds 20
+
+Times on a shared machine wander; a ratio of two runs side by side does not. Each round runs ours
+and the peer's once, in turn; what is printed is the median of the rounds' ratios and their middle
+half. Memory is the growth of the peak resident set over one step, in a process of its own.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+import ziggurat
+from ziggurat.engine import results
+
+RESULTS = Path(__file__).parent / "results" / "peers.json"
+SEED = 0
+
+
+def vit_pytorch_nest() -> nn.Module:
+    """vit-pytorch's NesT-T."""
+    from vit_pytorch.nest import NesT
+
+    return NesT(
+        image_size=224,
+        patch_size=4,
+        dim=96,
+        heads=3,
+        num_hierarchies=3,
+        block_repeats=(2, 2, 8),
+        num_classes=1000,
+    )
+
+
+def vit_pytorch_regionvit(dims: tuple[int, ...], three: bool) -> nn.Module:
+    """vit-pytorch's RegionViT."""
+    from vit_pytorch.regionvit import RegionViT
+
+    return RegionViT(
+        dim=dims,
+        depth=(2, 2, 8, 2),
+        window_size=7,
+        num_classes=1000,
+        tokenize_local_3_conv=three,
+        use_peg=False,
+    )
+
+
+class Pair(NamedTuple):
+    """The same model twice."""
+
+    ours: str
+    peer: str
+    build: Callable[[], nn.Module]
+
+
+PAIRS = [
+    Pair("nest_tiny", "timm nest_tiny", lambda: ziggurat.create_model("timm/nest_tiny")),
+    Pair("nest_base", "timm nest_base", lambda: ziggurat.create_model("timm/nest_base")),
+    Pair("nest_tiny", "vit-pytorch NesT-T", vit_pytorch_nest),
+    Pair(
+        "regionvit_ti",
+        "vit-pytorch RegionViT-Ti",
+        lambda: vit_pytorch_regionvit((64, 128, 256, 512), True),
+    ),
+    Pair(
+        "regionvit_s",
+        "vit-pytorch RegionViT-S",
+        lambda: vit_pytorch_regionvit((96, 192, 384, 768), True),
+    ),
+    Pair("hvt_s_0", "timm deit_small", lambda: ziggurat.create_model("deit_small_patch16_224")),
+]
+
+
+def step(model: nn.Module, images: torch.Tensor, train: bool) -> None:
+    """One forward pass, or one forward and backward."""
+    if train:
+        model.train()
+        model(images).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+    else:
+        model.eval()
+        with torch.inference_mode():
+            model(images)
+
+
+def seconds(model: nn.Module, images: torch.Tensor, train: bool) -> float:
+    """How long one step takes."""
+    start = time.perf_counter()
+    step(model, images, train)
+    return time.perf_counter() - start
+
+
+def peak_growth(pair: int, ours: bool, train: bool, batch: int) -> int:
+    """Bytes by which a step raises the peak, measured where nothing ran before."""
+    command = [sys.executable, __file__, "--memory", str(pair), "--batch", str(batch)]
+    command += ["--ours"] * ours + ["--train"] * train
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(json.loads(out)["bytes"])
+
+
+def measure_memory(pair: Pair, ours: bool, train: bool, batch: int) -> None:
+    """The child process of ``peak_growth``."""
+    model = ziggurat.create_model(pair.ours) if ours else pair.build()
+    step(model, torch.randn(1, 3, 224, 224), train)  # what a first call allocates for good
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(model, torch.randn(batch, 3, 224, 224), train)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"bytes": (after - before) * 1024}))
+
+
+def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """One pair: inference and training."""
+    pair = PAIRS[index]
+    torch.manual_seed(SEED)
+    ours, peer = ziggurat.create_model(pair.ours), pair.build()
+    images = torch.randn(batch, 3, 224, 224)
+    found: list[dict[str, Any]] = []
+    for train in (False, True):
+        for model in (ours, peer):
+            step(model, images, train)
+        ratios = []
+        for _ in track(range(rounds), f"{pair.ours} / {pair.peer}", transient=True):
+            mine = seconds(ours, images, train)
+            ratios.append(seconds(peer, images, train) / mine)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        memory = [peak_growth(index, one, train, batch) for one in (True, False)]
+        found.append(
+            {
+                "ours": pair.ours,
+                "peer": pair.peer,
+                "mode": "train" if train else "infer",
+                "batch": batch,
+                "rounds": rounds,
+                "params_ours": sum(p.numel() for p in ours.parameters()),
+                "params_peer": sum(p.numel() for p in peer.parameters()),
+                "speedup": round(middle, 3),
+                "speedup_quartiles": [round(low, 3), round(high, 3)],
+                "memory_ratio": round(memory[0] / memory[1], 3),
+                "memory_ours_mib": round(memory[0] / 2**20),
+                "memory_peer_mib": round(memory[1] / 2**20),
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """Measure the pairs asked for and write the results file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", help="our names; all pairs by default")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory is not None:
+        measure_memory(PAIRS[args.memory], args.ours, args.train, args.batch)
+        return
+    known = {pair.ours for pair in PAIRS}
+    for name in args.models:
+        if name not in known:
+            parser.error(f"no peer for {name!r}: there are {', '.join(sorted(known))}")
+    chosen = [i for i, p in enumerate(PAIRS) if not args.models or p.ours in args.models]
+    found = [row for i in chosen for row in measure(i, args.batch, args.rounds)]
+    table = Table(title=f"batch {args.batch}, 224 px, float32; above 1.00: ours is faster")
+    for column in ("ours", "peer", "mode", "speed-up (middle half)", "memory, ours / peer"):
+        table.add_column(column)
+    for row in found:
+        low, high = row["speedup_quartiles"]
+        table.add_row(
+            str(row["ours"]),
+            str(row["peer"]),
+            str(row["mode"]),
+            f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})",
+            f"{row['memory_ratio']:.2f}",
+        )
+    Console().print(table)
+    print(f"wrote {results.write(args.out, found, SEED)}")
+
+
+if __name__ == "__main__":
+    main()

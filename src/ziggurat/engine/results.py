@@ -1,0 +1,74 @@
+"""The one format of measured numbers: what was measured, and all it takes to measure it again."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+import ziggurat
+
+
+def write(path: str | Path, measured: Any, seed: int | None = None) -> Path:
+    """Write ``measured`` with command, seed, commit, date, hardware and versions beside it.
+
+    The file appears whole or not at all.
+    """
+    path = Path(path)
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "seed": seed,
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "versions": {
+            "ziggurat": ziggurat.__version__,
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "python": platform.python_version(),
+        },
+        "measured": measured,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(result, indent=2) + "\n")
+    part.replace(path)
+    return path
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory, accelerators."""
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in (
+            Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        ).splitlines()
+        if line.startswith("model name")
+    ]
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def commit() -> str | None:
+    """The commit this code is at, ``+`` behind it if there are changes; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
