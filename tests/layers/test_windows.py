@@ -5,26 +5,25 @@ from hypothesis import strategies as st
 from ziggurat.layers import windows
 
 
-@given(height=st.integers(1, 20), width=st.integers(1, 20), size=st.integers(1, 9))
-def test_joining_undoes_splitting(height: int, width: int, size: int) -> None:
+@given(height=st.integers(1, 20), width=st.integers(1, 20), side=st.integers(1, 9))
+def test_joining_undoes_splitting_and_nothing_is_added(height: int, width: int, side: int) -> None:
     x = torch.arange(2.0 * height * width * 3).reshape(2, height, width, 3)
-    cut = windows.partition(height, width, size)
-    assert torch.equal(windows.join(windows.split(x, cut), cut), x)
+    cut = windows.cut(height, width, side)
+    groups = cut.split(x)
+    assert len(groups) <= 4
+    assert sum(group.numel() for group in groups) == x.numel()
+    assert [len(group) for group in groups] == [2 * count for count in cut.counts]
+    assert torch.equal(cut.join(groups), x)
 
 
-@given(height=st.integers(1, 20), width=st.integers(1, 20), size=st.integers(1, 9))
-def test_the_mask_hides_padding_and_nothing_else(height: int, width: int, size: int) -> None:
-    cut = windows.partition(height, width, size)
-    real = windows.split(torch.ones(1, height, width, 1), cut)[..., 0]
-    mask = windows.key_mask(cut, real)
-    if mask is None:
-        assert real.all()
-    else:
-        assert torch.equal(mask[:, 0, 0] == 0, real == 1)
-        assert (mask[:, 0, 0] == 0).any(1).all()
+def test_windows_at_the_border_are_smaller() -> None:
+    cut = windows.cut(9, 8, 4)
+    assert cut.parts == [(4, 4, 2, 2), (1, 4, 1, 2)]
+    assert windows.cut(3, 5, 7).parts == [(3, 5, 1, 1)]
+    assert cut.resized(lambda side: side // 2 or 1).parts == [(2, 2, 2, 2), (1, 2, 1, 2)]
 
 
-def test_a_map_that_fits_one_window_is_never_padded() -> None:
-    cut = windows.partition(5, 7, 7)
-    assert (cut.h, cut.w, cut.windows, cut.padding) == (5, 7, 1, (0, 0))
-    assert windows.partition(8, 7, 7).padding == (6, 0)
+def test_tokens_of_a_window_are_neighbours_row_by_row() -> None:
+    x = torch.arange(16.0).reshape(1, 4, 4, 1)
+    assert windows.split(x, 2, 2)[1].flatten().tolist() == [2, 3, 6, 7]
+    assert torch.equal(windows.join(windows.split(x, 2, 2), 2, 2, 2, 2), x)

@@ -28,14 +28,14 @@ class Stage(nn.Module):
     blocks: nn.ModuleList
     checkpointing = False
 
-    def step(self, block: nn.Module, x: Tensor, *context: object) -> Tensor:
-        """Tokens through one block."""
+    def step(self, block: nn.Module, *args: Any) -> Any:
+        """One block."""
         if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, *context)
-        return block(x, *context)
+            return checkpoint(block, *args)
+        return block(*args)
 
-    def run(self, x: Tensor, *context: object) -> Tensor:
-        """Tokens through all blocks."""
+    def run(self, x: Tensor, *context: Any) -> Tensor:
+        """Tokens through all blocks; ``context`` is what each wants beside them."""
         for block in self.blocks:
             x = self.step(block, x, *context)
         return x

@@ -42,14 +42,10 @@ class Units(NamedTuple):
         """(B, H, W, C): the image's tokens, neighbours side by side, without padding."""
         if self.ids is not None:
             raise ValueError("a masked image has no full map: take the visible units' tokens")
-        return windows.join(self.tokens.flatten(2, 3).flatten(0, 1), self.cut)
-
-    @property
-    def cut(self) -> windows.Partition:
-        """Units are windows that do not overlap."""
         cells = self.tokens.shape[2]
         height, width = (-(-side * cells // UNIT) for side in self.size)
-        return windows.Partition(height, width, cells, cells, *self.grid)
+        whole = windows.join(self.tokens.flatten(2, 3).flatten(0, 1), cells, cells, *self.grid)
+        return whole[:, :height, :width]
 
 
 class PatchEmbed(nn.Module):
@@ -143,10 +139,11 @@ class WindowStage(Stage):
         """Windows cross the borders of units, so all units have to be there."""
         if units.ids is not None:
             raise ValueError('masked units can be left out only with shallow="mlp"')
-        units = units._replace(tokens=self.down(units.tokens))
-        B, L, cells = units.tokens.shape[:3]
-        x = windows.split(self.run(units.map()), units.cut)
-        return units._replace(tokens=x.reshape(B, L, cells, cells, -1))
+        x = self.down(units.tokens)
+        B, L, cells = x.shape[:3]
+        x = self.run(windows.join(x.flatten(2, 3).flatten(0, 1), cells, cells, *units.grid))
+        x = windows.split(x, cells, cells).reshape(B, L, cells, cells, -1)
+        return units._replace(tokens=x)
 
 
 class UnitAttention(Attention):

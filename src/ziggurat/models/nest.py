@@ -26,21 +26,11 @@ from ziggurat.layers.attention import (
     head_width,
     heads_together,
 )
+from ziggurat.layers.convolution import Conv
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, pair, per_stage
 
 EPS = 1e-6
-
-
-class Conv(nn.Conv2d):
-    """A convolution on (B, H, W, C) that keeps (stride 1) or halves (stride 2) the map."""
-
-    def __init__(self, dim_in: int, dim: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(dim_in, dim, kernel, stride, padding=kernel // 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Channels stay last in memory: the permutations are free."""
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class Pool(nn.Module):
@@ -111,17 +101,17 @@ class QueryDown(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
-        keys = windows.partition(x.shape[1], x.shape[2], 2 * self.block)
-        few = x[:, ::2, ::2]
-        queries = windows.partition(few.shape[1], few.shape[2], self.block)
+        keys = windows.cut(x.shape[1], x.shape[2], 2 * self.block)
+        queries = keys.resized(half)
         known = self.norm(x)
-        q = windows.split(self.q(known[:, ::2, ::2]), queries)
-        k, v = windows.split(self.kv(known), keys).chunk(2, dim=-1)
-        mask = windows.repeat_for_batch(windows.key_mask(keys, k), k)
-        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        found = self.proj(heads_together(found))
-        return self.skip(few) + windows.join(found, queries)
+        found = []
+        for q, kv in zip(
+            queries.split(self.q(known[:, ::2, ::2])), keys.split(self.kv(known)), strict=True
+        ):
+            heads = (t.unflatten(2, (self.heads, -1)) for t in (q, *kv.chunk(2, dim=-1)))
+            q, k, v = (t.transpose(1, 2) for t in heads)
+            found.append(heads_together(F.scaled_dot_product_attention(q, k, v)))
+        return self.skip(x[:, ::2, ::2]) + self.proj(queries.join(found))
 
 
 class Aggregate(nn.Sequential):
@@ -160,7 +150,9 @@ class Aggregate(nn.Sequential):
             width = dim if name in self.WIDEN else dim_in
             match name:
                 case "conv1" | "conv3" | "conv3s2":
-                    layers.append(Conv(dim_in, dim, int(name[4]), 2 if name == "conv3s2" else 1))
+                    kernel = int(name[4])
+                    stride = 2 if name == "conv3s2" else 1
+                    layers.append(Conv(dim_in, dim, kernel, stride, padding=kernel // 2))
                 case "norm":
                     layers.append(nn.LayerNorm(dim_in, eps=EPS))
                 case "subsample":
@@ -180,13 +172,12 @@ class Aggregate(nn.Sequential):
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
         if self.plane == "image":
             return super().forward(x)
-        H, W = x.shape[1:3]
-        cut = windows.partition(H, W, 2 * self.block)
-        x = super().forward(windows.split(x, cut).unflatten(1, (cut.h, cut.w)))
-        half = windows.Partition(
-            math.ceil(H / 2), math.ceil(W / 2), x.shape[1], x.shape[2], cut.rows, cut.cols
-        )
-        return windows.join(x.flatten(1, 2), half)
+        cut = windows.cut(x.shape[1], x.shape[2], 2 * self.block)
+        groups = [
+            super(Aggregate, self).forward(group.unflatten(1, (h, w))).flatten(1, 2)
+            for group, (h, w, _, _) in zip(cut.split(x), cut.parts, strict=True)
+        ]
+        return cut.resized(half).join(groups)
 
 
 class Level(Stage):
@@ -205,11 +196,9 @@ class Level(Stage):
         """(B, H, W, C) -> (B, H', W', dim)."""
         x = self.down(x)
         H, W = x.shape[1:3]
-        x = x + self.pos(H, W)
-        cut = windows.partition(H, W, self.block)
-        x = windows.split(x, cut)  # (B * blocks, N, C)
-        mask = windows.repeat_for_batch(windows.key_mask(cut, x), x)
-        return windows.join(self.run(x, mask), cut)
+        cut = windows.cut(H, W, self.block)
+        groups = cut.split(x + self.pos(H, W))  # (B * blocks, N, C) for each size of block
+        return cut.join([self.run(group) for group in groups])
 
 
 class NesT(Backbone):
@@ -222,8 +211,9 @@ class NesT(Backbone):
     ``pad_type=""`` besides, those of timm's ``nest_*`` without ``_jx``.
 
     Departs: the official code takes only its own size. Here the block size stays and the number
-    of blocks follows the image, so cost stays linear; positions are resized over the whole image
-    (the official tool, block count fixed, resizes inside each block).
+    of blocks follows the image, so cost stays linear; blocks at the border may be smaller.
+    Positions are resized over the whole image (the official tool, the number of blocks fixed,
+    resizes inside each block).
     """
 
     first_conv = "patch_embed"
@@ -376,8 +366,12 @@ class NesT(Backbone):
 def grid_of_blocks(table: Tensor) -> Tensor:
     """A table of (1, blocks, tokens, C), blocks and tokens square, as the grid it stands for."""
     blocks, tokens = (math.isqrt(n) for n in table.shape[1:3])
-    cut = windows.Partition(*[blocks * tokens] * 2, *[tokens] * 2, *[blocks] * 2)
-    return windows.join(table[0], cut)
+    return windows.join(table[0], tokens, tokens, blocks, blocks)
+
+
+def half(side: int) -> int:
+    """A side after halving, what is begun included."""
+    return math.ceil(side / 2)
 
 
 def init_weights(module: nn.Module) -> None:

@@ -13,15 +13,14 @@ so local tokens see the whole image through one token. Regional tokens make the 
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ziggurat.layers import windows
 from ziggurat.layers.attention import Attention, Block, drop_path_rates
+from ziggurat.layers.convolution import Conv
 from ziggurat.layers.position import GridPosition, LearnedTable, RelativeBias, resize
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_stage
 
@@ -39,23 +38,6 @@ class Tokens(NamedTuple):
     def each(self, layer: Callable[[Tensor], Tensor]) -> "Tokens":
         """The same layer, with the same weights, on both maps."""
         return Tokens(None if self.regional is None else layer(self.regional), layer(self.local))
-
-
-class Conv(nn.Conv2d):
-    """A convolution on (B, H, W, C) that gives one token for every stride, begun ones included."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C'); zeros beyond the border."""
-        bottom, right = self.lacking(x.shape[1]), self.lacking(x.shape[2])
-        if bottom or right:
-            x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        # Channels stay last in memory: the permutations are free.
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-    def lacking(self, length: int) -> int:
-        """What the last token's kernel lacks: 0 if it has ``padding`` enough."""
-        kernel, stride, padding = self.weight.shape[2], self.stride[0], int(self.padding[0])
-        return max((math.ceil(length / stride) - 1) * stride + kernel - 2 * padding - length, 0)
 
 
 def local_embedding(tokenize: str, channels: int, dim: int) -> nn.Sequential:
@@ -104,63 +86,34 @@ class Down(nn.Sequential):
 class Regions(NamedTuple):
     """How a stage's maps are cut into windows, each of one regional and its local tokens.
 
-    Whole windows are ``side`` x ``side``. Where the map does not divide, those in the last row
-    and column are smaller; windows of one size are computed together, so there are at most four
-    groups: inside, right, bottom and corner. Nothing is padded, so nothing is masked.
+    Whole windows are ``side`` x ``side``; at the border they may be smaller (``windows.Cut``).
     """
 
     side: int
-    rows: list[tuple[int, int]]  # (windows, local tokens a window) of each band, from the top
-    cols: list[tuple[int, int]]
+    cut: windows.Cut
 
     @property
-    def parts(self) -> list[windows.Partition]:
-        """One for each group, row by row."""
-        return [
-            windows.Partition(rows * h, cols * w, h, w, rows, cols)
-            for rows, h in self.rows
-            for cols, w in self.cols
-        ]
+    def tokens(self) -> windows.Cut:
+        """The same windows on the regional map: one token each."""
+        return self.cut.resized(lambda _: 1)
 
     def split(self, tokens: Tokens) -> list[Tensor]:
         """(B * windows, 1 + h * w, C) for each group, the regional token first, if there is one."""
-        local = pieces(tokens.local, [n * h for n, h in self.rows], [n * w for n, w in self.cols])
-        groups = [windows.split(x, part) for x, part in zip(local, self.parts, strict=True)]
+        local = self.cut.split(tokens.local)
         if tokens.regional is None:
-            return groups
-        rows, cols = [n for n, _ in self.rows], [n for n, _ in self.cols]
-        assert tokens.regional.shape[1:3] == (sum(rows), sum(cols)), "one token for every window"
-        regional = [x.reshape(-1, 1, x.shape[3]) for x in pieces(tokens.regional, rows, cols)]
-        return [torch.cat(both, 1) for both in zip(regional, groups, strict=True)]
+            return local
+        return [
+            torch.cat(both, 1)
+            for both in zip(self.tokens.split(tokens.regional), local, strict=True)
+        ]
 
     def join(self, groups: Sequence[Tensor]) -> Tokens:
         """Undo ``split``."""
-        regional, local = [], []
-        for x, part in zip(groups, self.parts, strict=True):
-            first = x.shape[1] - part.h * part.w
-            local.append(windows.join(x[:, first:], part))
-            if first:
-                regional.append(x[:, 0].reshape(-1, part.rows, part.cols, x.shape[2]))
-        across = len(self.cols)
-        return Tokens(mosaic(regional, across) if regional else None, mosaic(local, across))
-
-
-def bands(length: int, side: int) -> list[tuple[int, int]]:
-    """Whole windows along a side of the map, then what is left as one more: (windows, length)."""
-    whole, rest = divmod(length, side)
-    return [(n, size) for n, size in ((whole, side), (1, rest)) if n and size]
-
-
-def pieces(x: Tensor, heights: list[int], widths: list[int]) -> list[Tensor]:
-    """Cut (B, H, W, C) into rectangles, row by row."""
-    return [piece for band in x.split(heights, 1) for piece in band.split(widths, 2)]
-
-
-def mosaic(parts: list[Tensor], across: int) -> Tensor:
-    """Put (B, h, w, C) together, ``across`` of them to a row."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([torch.cat(parts[i : i + across], 2) for i in range(0, len(parts), across)], 1)
+        sizes = [h * w for h, w, _, _ in self.cut.parts]
+        local = self.cut.join([x[:, -size:] for x, size in zip(groups, sizes, strict=True)])
+        if groups[0].shape[1] == sizes[0]:
+            return Tokens(None, local)
+        return Tokens(self.tokens.join([x[:, :1] for x in groups]), local)
 
 
 class LocalBias(RelativeBias):
@@ -199,7 +152,7 @@ class LocalBias(RelativeBias):
             whole
             if (h, w) == side
             else self.with_regional(local[:, :, :h, :w, :h, :w].flatten(4).flatten(2, 3))
-            for _, _, h, w, _, _ in regions.parts
+            for h, w, _, _ in regions.cut.parts
         ]
 
 
@@ -225,7 +178,7 @@ class R2L(Block):
     ) -> tuple[Tensor, ...]:
         """(B * windows, 1 + N, C) for each group, before and after."""
         if self.norm0 is not None:
-            counts = [part.windows for part in regions.parts]
+            counts = regions.cut.counts
             found = [x[:, 0].unflatten(0, (-1, n)) for x, n in zip(groups, counts, strict=True)]
             r = torch.cat(found, 1)  # (B, regions, C), in whatever order: RSA has no bias
             r = r + self.drop_path(self.attn(self.norm0(r)))
@@ -272,13 +225,10 @@ class R2LStage(Stage):
         tokens = self.down(tokens)
         height, width = tokens.local.shape[1:3]
         side = self.side if max(height, width) <= self.side else self.region
-        regions = Regions(side, bands(height, side), bands(width, side))
+        regions = Regions(side, windows.cut(height, width, side))
         groups: Sequence[Tensor] = regions.split(tokens)
         for i, block in enumerate(self.blocks):
-            if self.checkpointing and torch.is_grad_enabled():
-                groups = checkpoint(block, regions, *groups)
-            else:
-                groups = block(regions, *groups)
+            groups = self.step(block, regions, *groups)
             if i == 0 and self.peg is not None:
                 groups = regions.split(regions.join(groups).each(self.peg))
         return regions.join(groups)
@@ -476,7 +426,7 @@ S = dict(dims=(96, 192, 384, 768), depths=(2, 2, 8, 2), tokenize="3conv")
 M = dict(dims=(96, 192, 384, 768), depths=(2, 2, 14, 2), tokenize="1conv")
 B = dict(dims=(128, 256, 512, 1024), depths=(2, 2, 14, 2), tokenize="1conv")
 PLUS = (14, 14, 14, 7)  # Table 2 says 14; Table 3's counts are these
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "regionvit_ti": dict(**TI, windows=(7, 7, 7, 7)),
     "regionvit_s": dict(**S, windows=(7, 7, 7, 7)),
     "regionvit_m": dict(**M, windows=(7, 7, 7, 7)),

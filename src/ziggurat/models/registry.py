@@ -139,7 +139,7 @@ def register() -> None:
         for name in family.VARIANTS:
             TIMM_NAMES[name] = f"ziggurat_{name}" if is_model(name) else name
             cfg = CIFAR if name.endswith("_cifar") else IMAGENET
-            cfg = cfg | dict(first_conv=model.first_conv, hf_hub_id=PUBLISHED.get(name))
+            cfg = cfg | dict(hf_hub_id=PUBLISHED.get(name))
             cfgs[TIMM_NAMES[name]] = cfg
         family.default_cfgs = generate_default_cfgs(cfgs)  # type: ignore[attr-defined]
         for name in family.VARIANTS:

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ziggurat.layers.attention import Block, drop_path_rates, head_width
+from ziggurat.layers.attention import Block, drop_path_rates, head_width, heads_together
+from ziggurat.layers.convolution import Conv
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_stage
 
@@ -26,27 +27,26 @@ EPS_V2 = 1e-6  # of layer norm in version 2
 POSITIONS = ("pa", "gl", "learned", "none")
 
 
-class GroupLinear(nn.Conv2d):
+class GroupLinear(Conv):
     """GL: x + depth-wise 3 x 3 convolution, a group for each channel (supplement A.4)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim, 3, padding=1, groups=dim)
 
-    def near(self, x: Tensor) -> Tensor:
-        """Channels stay last in memory: the permutations are free."""
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        return x + self.near(x)
+        return x + super().forward(x)
 
 
-class PixelAttention(GroupLinear):
+class PixelAttention(Conv):
     """PA, the models' own: x times the sigmoid of a depth-wise convolution."""
 
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, 3, padding=1, groups=dim)
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        return x * self.near(x).sigmoid()
+        return x * super().forward(x).sigmoid()
 
 
 class LearnedPosition(nn.Module):
@@ -179,7 +179,7 @@ class EMSA(nn.Module):
             x = F.scaled_dot_product_attention(q, k, v)
         else:
             x = self.normalised(self.mix(q @ (k * self.scale).mT), v)
-        x = x.transpose(1, 2).flatten(2)
+        x = heads_together(x)
         if self.up is not None and self.up_norm is not None:
             values = self.up(kv.chunk(2, dim=3)[1].permute(0, 3, 1, 2))
             values = F.pixel_shuffle(values, self.reduction).permute(0, 2, 3, 1)

@@ -84,11 +84,11 @@ def load_checkpoint(
 
 
 def for_timm(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
-    """What timm calls on weights it fetched: names and sizes; it sees to channels itself."""
-    state = model.convert(flat(state))
+    """What timm calls on weights it fetched: our names, this model's sizes and channels."""
     own = model.state_dict()
     return {
-        n: model.fit(n, v) if n in own and n.endswith(".table") else v for n, v in state.items()
+        name: model.fit(name, value) if name in own and value.shape != own[name].shape else value
+        for name, value in model.convert(flat(state)).items()
     }
 
 

@@ -38,8 +38,8 @@ def mask_randomly(noise: Tensor, ratio: float) -> Masking:
 
 def patchify(images: Tensor) -> Tensor:
     """(B, C, H, W) -> (B, units, 16 * 16 * C): row, column, channel."""
-    cut = windows.partition(images.shape[2], images.shape[3], UNIT)
-    return windows.split(images.permute(0, 2, 3, 1), cut).flatten(1).unflatten(0, (-1, cut.windows))
+    x = windows.split(images.permute(0, 2, 3, 1), UNIT, UNIT)
+    return x.flatten(1).unflatten(0, (images.shape[0], -1))
 
 
 class Decoder(nn.Module):

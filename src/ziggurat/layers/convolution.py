@@ -1,0 +1,23 @@
+"""Convolutions on maps whose channels come last."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Conv(nn.Conv2d):
+    """A convolution on (B, H, W, C) that gives one token for every stride, begun ones included."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C'); zeros beyond the border."""
+        bottom, right = self.lacking(x.shape[1]), self.lacking(x.shape[2])
+        if bottom or right:
+            x = F.pad(x, (0, 0, 0, right, 0, bottom))
+        # Channels stay last in memory: the permutations are free.
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def lacking(self, length: int) -> int:
+        """What the last token's kernel lacks: 0 if it has ``padding`` enough."""
+        kernel, stride, padding = self.weight.shape[2], self.stride[0], int(self.padding[0])
+        return max((math.ceil(length / stride) - 1) * stride + kernel - 2 * padding - length, 0)
