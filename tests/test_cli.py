@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ziggurat.cli import main, parser
+
+
+def test_models_prints_a_table_with_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "regionvit_s*"]) == 0
+    out = capsys.readouterr().out
+    assert "regionvit_s_plus" in out
+    assert "30.59" in out
+    assert "30.6" in out
+
+
+def test_models_speaks_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "hivit_tiny", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["params"] == 19_181_668
+    assert row["paper_flops_g"] == "4.6"
+    assert row["dims"] == [96, 192, 384]
+    assert row["strides"] == [4, 8, 16]
+
+
+def test_info_shows_stages_that_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "nest_tiny", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert sum(part["params"] for part in about["parts"]) == about["params"]
+    assert sum(part["macs"] for part in about["parts"]) == about["macs"]
+    assert [part["shape"] for part in about["parts"][1:4]] == [
+        [96, 56, 56],
+        [192, 28, 28],
+        [384, 14, 14],
+    ]
+    assert main(["info", "nest_tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "stage 3" in out
+    assert "Aggregate" in out  # the paper's sketch
+
+
+@pytest.mark.parametrize("name", ["hvt_ti_1", "rest_lite", "hivit_tiny", "regionvit_ti"])
+def test_info_takes_every_family_at_another_size(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", name, "--size", "128", "160", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["input"] == [3, 128, 160]
+    assert sum(part["macs"] for part in about["parts"]) == about["macs"]
+
+
+def test_info_takes_timms_models_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "deit_tiny_patch16_224"]) == 0
+    assert "5.72 M" in capsys.readouterr().out
+
+
+def test_the_stages_are_drawn_and_not_overwritten_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo, out = tmp_path / "photo.png", tmp_path / "stages.png"
+    Image.effect_mandelbrot((300, 200), (-2, -1.5, 1, 1.5), 50).convert("P").save(photo)
+    words = ["info", "hivit_tiny", "--picture", str(out), "--image", str(photo)]
+    assert main(words) == 0
+    sheet = Image.open(out)
+    assert sheet.width > 3 * sheet.height
+    assert main(words) == 2
+    assert "exists: take another name or --overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["models", "nets_tiny"], "did you mean 'nest_tiny'?"),
+        (["info", "hivit_bas"], "did you mean 'hivit_base'?"),
+        (["info", "nest_tiny", "--size", "1", "2", "3"], "takes one side or height and width"),
+        (["info", "hvt_s_4", "--size", "32"], "takes images from 81 x 81 pixels up"),
+        (["info", "nest_tiny", "--picture", "x.png", "--image", "no.jpg"], "no image at no.jpg"),
+        (["info", "nest_tiny", "--picture", "x.png", "--image", __file__], "read as an image"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("ziggurat: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["modles"], "did you mean 'models'?"), (["info"], "required: name"), ([], "required")],
+)
+def test_a_wrong_word_is_one_line_too(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in parser().verbs:
+        with pytest.raises(SystemExit) as stop:
+            main([verb, "--help"])
+        assert stop.value.code == 0
+        assert f"example: ziggurat {verb}" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m ziggurat models 'hvt_ti_*' --json | head -1"
+    found = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
+    )
+    assert found.returncode == 0
+    assert "Traceback" not in found.stderr
