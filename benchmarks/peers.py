@@ -5,12 +5,12 @@
 
 Times on a shared machine wander; a ratio of two runs side by side does not. Each round runs ours
 and the peer's once, in turn; what is printed is the median of the rounds' ratios and their middle
-half. Memory is the growth of the peak resident set over one step, in a process of its own.
+half. Memory is how far one step raises the peak of the resident set, in a process of its own
+(Linux only).
 """
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -118,10 +118,19 @@ def measure_memory(pair: Pair, ours: bool, train: bool, batch: int) -> None:
     """The child process of ``peak_growth``."""
     model = ziggurat.create_model(pair.ours) if ours else pair.build()
     step(model, torch.randn(1, 3, 224, 224), train)  # what a first call allocates for good
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step(model, torch.randn(batch, 3, 224, 224), train)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"bytes": (after - before) * 1024}))
+    images = torch.randn(batch, 3, 224, 224)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = resident("VmRSS")
+    step(model, images, train)
+    print(json.dumps({"bytes": resident("VmHWM") - before}))
+
+
+def resident(field: str) -> int:
+    """This process's resident set in bytes: now (VmRSS) or at its peak (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"the kernel does not tell {field}")
 
 
 def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:

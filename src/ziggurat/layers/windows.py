@@ -67,7 +67,7 @@ def cut(height: int, width: int, side: int) -> Cut:
 
 def bands(length: int, side: int) -> list[Band]:
     """Whole windows along one side of a map, then what is left as one more."""
-    whole, rest = divmod(length, side)
+    whole, rest = length // side, length % side  # torch.compile knows no divmod of sizes
     return [(n, size) for n, size in ((whole, side), (1, rest)) if n and size]
 
 
