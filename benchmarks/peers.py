@@ -29,6 +29,9 @@ import ziggurat
 from ziggurat.engine import results
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
+README = Path(__file__).parents[1] / "README.md"
+MARK = "<!-- peers -->"
+MODES = {"infer": "inference", "train": "training step"}
 SEED = 0
 
 
@@ -83,7 +86,6 @@ PAIRS = [
         "vit-pytorch RegionViT-S",
         lambda: vit_pytorch_regionvit((96, 192, 384, 768), True),
     ),
-    Pair("hvt_s_0", "timm deit_small", lambda: ziggurat.create_model("deit_small_patch16_224")),
 ]
 
 
@@ -168,8 +170,28 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
+def markdown(found: list[dict[str, Any]]) -> str:
+    """The measured rows as the README shows them."""
+    lines = ["| ours | against | | speed-up | middle half of the rounds | memory, ours / theirs |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in found:
+        low, high = row["speedup_quartiles"]
+        lines.append(
+            f"| `{row['ours']}` | {row['peer']} | {MODES[row['mode']]} | **{row['speedup']:.2f}** "
+            f"| {low:.2f} to {high:.2f} | {row['memory_ratio']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def update_readme(found: list[dict[str, Any]]) -> None:
+    """Put the rows between the README's two marks."""
+    before, _, rest = README.read_text().partition(f"{MARK}\n")
+    _, _, after = rest.partition(MARK)
+    README.write_text(f"{before}{MARK}\n{markdown(found)}\n{MARK}{after}")
+
+
 def main() -> None:
-    """Measure the pairs asked for and write the results file."""
+    """Measure the pairs asked for and write the results file; all pairs: into the README too."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("models", nargs="*", help="our names; all pairs by default")
     parser.add_argument("--batch", type=int, default=8)
@@ -202,6 +224,8 @@ def main() -> None:
         )
     Console().print(table)
     print(f"wrote {results.write(args.out, found, SEED)}")
+    if not args.models and args.out == RESULTS:
+        update_readme(found)
 
 
 if __name__ == "__main__":

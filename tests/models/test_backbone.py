@@ -52,6 +52,10 @@ def test_intermediates_are_maps_with_the_declared_channels_and_strides(name: str
     assert torch.equal(last[0].permute(0, 3, 1, 2), maps[-1])
     first = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
     assert torch.equal(first[0], maps[0])
+    normed = model.forward_intermediates(x, indices=1, norm=True, intermediates_only=True)
+    assert torch.equal(normed[0], maps[-1]) == (name in ("hivit_tiny", "regionvit_ti"))
+    if name in ("nest_tiny", "rest_lite"):
+        assert torch.equal(normed[0], final)
     stages = model.forward_stages(x)
     assert torch.equal(stages.pooled, model.forward_head(final, pre_logits=True))
     assert all(torch.equal(a, b) for a, b in zip(stages.maps, maps, strict=True))
@@ -288,6 +292,23 @@ def test_copies_and_pickles_give_the_same_and_leave_kept_tables_behind(name: str
     assert torch.load(buffer, weights_only=True).keys() == model.state_dict().keys()
 
 
+@EVERY
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its CPU kernel
+def test_an_ensemble_runs_under_vmap(name: str) -> None:
+    models = [small(name).eval().requires_grad_(False) for _ in range(2)]
+    params, buffers = torch.func.stack_module_state(models)
+    x = images_for(models[0])
+
+    def one(p: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(models[0], (p, b), (x,))
+
+    with torch.no_grad():
+        models[0](x)  # what it keeps must not leak into the others
+        together = torch.func.vmap(one)(params, buffers)
+        alone = torch.stack([model(x) for model in models])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
 # A user's mistakes.
 
 
@@ -298,6 +319,8 @@ def test_wrong_channels_and_shapes_are_named(name: str) -> None:
         model(torch.randn(1, 1, 64, 64))
     with pytest.raises(ValueError, match=r"\(batch, channels, height, width\), got \(3, 64, 64\)"):
         model(torch.randn(3, 64, 64))
+    with pytest.raises(ValueError, match=r"takes normalised float images, got torch.uint8"):
+        model(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
 
 
 def test_all_names_of_the_issue_are_there() -> None:

@@ -6,6 +6,7 @@ import torch
 
 import ziggurat
 from tests.models.small import SMALL, small
+from ziggurat.models.nest import NesT
 from ziggurat.models.weights import CheckpointError
 
 
@@ -41,6 +42,13 @@ def test_another_size_is_resized_and_other_classes_start_afresh(tmp_path: Path) 
     twin = ziggurat.from_pretrained(folder, num_classes=4)
     assert twin.get_classifier().out_features == 4
     assert torch.equal(twin.norm.weight, model.norm.weight)
+
+
+def test_only_models_with_a_name_are_saved(tmp_path: Path) -> None:
+    for model in (torch.nn.Linear(2, 2), NesT(img_size=32, dims=8, heads=1, depths=(1,))):
+        with pytest.raises(ValueError, match=r"only models built by create_model know their name"):
+            ziggurat.save_pretrained(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_an_existing_folder_is_not_overwritten_unasked(tmp_path: Path) -> None:

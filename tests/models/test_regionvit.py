@@ -472,3 +472,16 @@ def test_checkpointing_computes_blocks_again_and_changes_no_gradient() -> None:
 def test_what_cannot_be_built_is_said(options: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         RegionViT(**options)
+
+
+def test_the_repositorys_four_windows_of_14_load_into_the_papers_14_14_14_7() -> None:
+    reference = Fixture("regionvit_ti_plus")
+    four = RegionViT(**VARIANTS["regionvit_ti_plus"] | dict(windows=14)).eval()
+    load_checkpoint(four, reference.state)
+    plus = RegionViT(**VARIANTS["regionvit_ti_plus"]).eval()
+    done = load_checkpoint(plus, reference.state)
+    assert done.resized == [f"stages.3.blocks.{j}.attn.bias.table" for j in range(2)]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            plus(reference.images), four(reference.images), rtol=0, atol=1e-5
+        )

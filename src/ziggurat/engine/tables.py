@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ziggurat.engine import measure
+from ziggurat.models.registry import VARIANTS, family_of
 
 Options = tuple[tuple[str, Any], ...]  # overrides that a cache can keep
 
@@ -108,13 +109,23 @@ def rows() -> Iterator[tuple[Table, Row]]:
 
 
 def printed(model: str) -> dict[str, str]:
-    """What its paper prints of one of our variants as it is: ``params_m`` and ``flops_g``."""
-    for _, row in rows():
-        if row.model == model and not row.overrides and row.img_size is None:
-            found = {key: row.printed[key] for key in MEASURED if key in row.printed}
-            if found:
-                return {key: value for key, value in found.items() if isinstance(value, str)}
-    return {}
+    """What its paper prints of one of our variants as it is: ``params_m`` and ``flops_g``.
+
+    Of several tables, the one with the most digits; nothing for other models.
+    """
+    found: dict[str, str] = {}
+    if model not in VARIANTS:
+        return found
+    paper = family_of(model).__module__.rpartition(".")[2]
+    for table in tables(paper):
+        for row in table.rows:
+            if row.model != model or row.overrides or row.img_size is not None:
+                continue
+            for key in MEASURED:
+                value = row.printed.get(key)
+                if isinstance(value, str) and len(value) > len(found.get(key, "")):
+                    found[key] = value
+    return found
 
 
 def check(row: Row) -> list[Cell]:

@@ -49,6 +49,7 @@ class LearnedTable(nn.Module):
         table = self.table
         if (
             self.training
+            or type(table) is not nn.Parameter  # put in its place by torch.func
             or torch.compiler.is_compiling()
             or (torch.is_grad_enabled() and table.requires_grad)
         ):

@@ -96,6 +96,10 @@ class Backbone(nn.Module):
         """What the last stage left behind, as the head takes it."""
         raise NotImplementedError
 
+    def normed(self, state: Any) -> Any:
+        """The last state behind the final norm, where that norm is one of tokens on the map."""
+        return state
+
     def pool(self, features: Tensor) -> Tensor:
         """``finish``'s answer, averaged over positions: (B, C)."""
         return features.mean((2, 3))
@@ -134,6 +138,11 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"{self.name} takes images as (batch, channels, height, width), "
                 f"got {tuple(images.shape)}"
+            )
+        if not images.is_floating_point():
+            raise ValueError(
+                f"{self.name} takes normalised float images, got {images.dtype}: "
+                "divide by 255, subtract the mean and divide by the deviation"
             )
         channels, height, width = images.shape[1:]
         if channels != self.in_chans:
@@ -197,7 +206,8 @@ class Backbone(nn.Module):
     ) -> Any:
         """Maps of the chosen stages, and the final features, as timm's models give them.
 
-        ``norm`` is taken for timm's sake: these families have no norm that fits every stage.
+        ``norm`` applies the final norm to the last stage's map, if the family's norm is of that
+        map: HiViT's comes behind the mean, RegionViT's is the regional tokens'.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is NCHW or NHWC, got {output_fmt!r}")
@@ -209,7 +219,8 @@ class Backbone(nn.Module):
                 break
             state = stage(state)
             if i in take:
-                found = self.stage_map(state)
+                last = i == len(self.stages) - 1
+                found = self.stage_map(self.normed(state) if norm and last else state)
                 maps.append(found if output_fmt == "NCHW" else found.permute(0, 2, 3, 1))
         return maps if intermediates_only else (self.final(self.finish(state)), maps)
 

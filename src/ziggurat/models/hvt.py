@@ -255,9 +255,13 @@ class HVT(Backbone):
         H, W = state.grid
         return stretch(x, H * W).transpose(1, 2).unflatten(2, (H, W))
 
+    def normed(self, state: Tokens) -> Tokens:
+        """LN of each token."""
+        return state._replace(x=self.norm(state.x))
+
     def finish(self, state: Tokens) -> Tensor:
         """LN, as tokens (B, N, C)."""
-        return self.norm(state.x)
+        return self.normed(state).x
 
     def pool(self, features: Tensor) -> Tensor:
         """The mean over tokens (Eq. 6), or the class token (Eq. 4)."""

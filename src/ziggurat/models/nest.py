@@ -277,9 +277,13 @@ class NesT(Backbone):
         """A level's map."""
         return state.permute(0, 3, 1, 2)
 
+    def normed(self, state: Tensor) -> Tensor:
+        """LN of each token."""
+        return self.norm(state)
+
     def finish(self, state: Tensor) -> Tensor:
         """LN, as a map (B, C, H, W)."""
-        return self.norm(state).permute(0, 3, 1, 2)
+        return self.stage_map(self.normed(state))
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the official Flax names (``a/b``), or timm's."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import huggingface_hub
 from safetensors.torch import save_file
+from timm.models import is_model
 from torch import nn
 
 from ziggurat.models.registry import TIMM_NAMES, create_model
@@ -23,13 +24,13 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = False) -> Path:
     """Write a model so that ``from_pretrained`` builds it again, weights and all.
 
-    All files appear at once or not at all; a folder that has any of them is left alone unless
-    ``overwrite`` is set.
+    Files are written elsewhere and moved in whole, ``config.json`` last; a folder that has any
+    of them is left alone unless ``overwrite`` is set.
     """
     folder = Path(folder)
     cfg = dict(getattr(model, "pretrained_cfg", None) or {})
-    name = getattr(model, "name", None) or cfg.get("architecture")
-    if not name:
+    name = str(getattr(model, "name", cfg.get("architecture")))
+    if name not in TIMM_NAMES and not is_model(name):
         raise ValueError(
             f"only models built by create_model know their name, got {type(model).__name__}"
         )

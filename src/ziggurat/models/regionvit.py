@@ -335,9 +335,15 @@ class RegionViT(Backbone):
         sums up to three times the token of 28 x 28. Here they are scaled to the same sum: the
         same image, enlarged, gives the same token. The tool also resizes biases while they are
         rolled (see ``unrolled``), across the seam; ours have none.
+
+        A last stage learned with windows of a whole region (the repository's 14 four times) has
+        the offsets of a smaller window in the middle of its table: they are taken as they are.
         """
-        value = super().fit(name, value)
         new = self.state_dict()[name].shape
+        if name.endswith("bias.table") and value.shape[1] == 2 * self.region - 1 > new[1]:
+            margin = (value.shape[1] - new[1]) // 2
+            return value[:, margin:-margin, margin:-margin]
+        value = super().fit(name, value)
         if name != "regional_embed.weight" or value.shape[:2] != new[:2]:
             return value
         taps = resize(value.flatten(0, 1).permute(1, 2, 0)[None], *new[2:])  # (1, 4M, 4M, C * in)

@@ -1,0 +1,39 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import peers  # noqa: E402  (a script, not a package)
+
+
+def test_the_readme_shows_the_results_file() -> None:
+    found = json.loads(peers.RESULTS.read_text())
+    assert peers.markdown(found["measured"]) in (ROOT / "README.md").read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+
+
+def test_ours_is_no_slower_and_no_larger_in_the_results_file() -> None:
+    for row in json.loads(peers.RESULTS.read_text())["measured"]:
+        assert row["speedup"] >= 1, row
+        assert row["memory_ratio"] <= 1, row
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    words = ["regionvit_ti", "--rounds", "2", "--batch", "1", "--out", str(tmp_path / "a.json")]
+    subprocess.run([sys.executable, peers.__file__, *words], check=True)
+    rows = json.loads((tmp_path / "a.json").read_text())["measured"]
+    assert {row["mode"] for row in rows} == {"infer", "train"}
+
+
+def test_an_unknown_model_is_one_clear_line() -> None:
+    words = [sys.executable, peers.__file__, "resnet50"]
+    found = subprocess.run(words, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "no peer for 'resnet50': there are" in found.stderr
