@@ -1,4 +1,4 @@
-"""Our models against the same models in the libraries users have now, in one interleaved run.
+"""Our models against those of the libraries users have now, in one interleaved run.
 
     python benchmarks/peers.py                  # all pairs, into benchmarks/results/peers.json
     python benchmarks/peers.py nest_tiny --rounds 20
@@ -27,6 +27,7 @@ from torch import nn
 
 import ziggurat
 from ziggurat.engine import results
+from ziggurat.engine.measure import count
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 README = Path(__file__).parents[1] / "README.md"
@@ -50,8 +51,8 @@ def vit_pytorch_nest() -> nn.Module:
     )
 
 
-def vit_pytorch_regionvit(dims: tuple[int, ...], three: bool) -> nn.Module:
-    """vit-pytorch's RegionViT."""
+def vit_pytorch_regionvit(*dims: int) -> nn.Module:
+    """vit-pytorch's RegionViT-Ti or -S."""
     from vit_pytorch.regionvit import RegionViT
 
     return RegionViT(
@@ -59,32 +60,47 @@ def vit_pytorch_regionvit(dims: tuple[int, ...], three: bool) -> nn.Module:
         depth=(2, 2, 8, 2),
         window_size=7,
         num_classes=1000,
-        tokenize_local_3_conv=three,
+        tokenize_local_3_conv=True,
         use_peg=False,
     )
 
 
 class Pair(NamedTuple):
-    """The same model twice."""
+    """Ours and theirs: the same model, or (``same`` is False) one after the same paper."""
 
     ours: str
     peer: str
     build: Callable[[], nn.Module]
+    same: bool = True
+    overrides: dict[str, Any] = {}  # noqa: RUF012
+
+    def build_ours(self) -> nn.Module:
+        """Our side."""
+        return ziggurat.create_model(self.ours, **self.overrides)
+
+
+TIMMS = dict(act_layer="gelu", pad_type="")  # timm's GELU and padding
+
+
+def timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    """timm's model of that name."""
+    return lambda: ziggurat.create_model(f"timm/{name}", **options)
 
 
 PAIRS = [
-    Pair("nest_tiny", "timm nest_tiny", lambda: ziggurat.create_model("timm/nest_tiny")),
-    Pair("nest_base", "timm nest_base", lambda: ziggurat.create_model("timm/nest_base")),
-    Pair("nest_tiny", "vit-pytorch NesT-T", vit_pytorch_nest),
+    Pair("nest_tiny", "timm", timm("nest_tiny"), overrides=TIMMS),
+    Pair("nest_base", "timm", timm("nest_base"), overrides=TIMMS),
+    Pair("nest_tiny", "vit-pytorch", vit_pytorch_nest, same=False),
     Pair(
-        "regionvit_ti",
-        "vit-pytorch RegionViT-Ti",
-        lambda: vit_pytorch_regionvit((64, 128, 256, 512), True),
+        "regionvit_ti", "vit-pytorch", lambda: vit_pytorch_regionvit(64, 128, 256, 512), same=False
     ),
     Pair(
-        "regionvit_s",
-        "vit-pytorch RegionViT-S",
-        lambda: vit_pytorch_regionvit((96, 192, 384, 768), True),
+        "regionvit_s", "vit-pytorch", lambda: vit_pytorch_regionvit(96, 192, 384, 768), same=False
+    ),
+    Pair(
+        "hvt_s_0",
+        "timm's DeiT-S without class token",
+        timm("deit_small_patch16_224", class_token=False, global_pool="avg"),
     ),
 ]
 
@@ -118,7 +134,7 @@ def peak_growth(pair: int, ours: bool, train: bool, batch: int) -> int:
 
 def measure_memory(pair: Pair, ours: bool, train: bool, batch: int) -> None:
     """The child process of ``peak_growth``."""
-    model = ziggurat.create_model(pair.ours) if ours else pair.build()
+    model = pair.build_ours() if ours else pair.build()
     step(model, torch.randn(1, 3, 224, 224), train)  # what a first call allocates for good
     images = torch.randn(batch, 3, 224, 224)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
@@ -139,18 +155,23 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
     """One pair: inference and training."""
     pair = PAIRS[index]
     torch.manual_seed(SEED)
-    ours, peer = ziggurat.create_model(pair.ours), pair.build()
+    ours, peer = pair.build_ours(), pair.build()
+    costs = [count(model, 224, 3) for model in (ours, peer)]
     images = torch.randn(batch, 3, 224, 224)
     found: list[dict[str, Any]] = []
     for train in (False, True):
         for model in (ours, peer):
             step(model, images, train)
         ratios = []
-        for _ in track(range(rounds), f"{pair.ours} / {pair.peer}", transient=True):
-            mine = seconds(ours, images, train)
-            ratios.append(seconds(peer, images, train) / mine)
+        for i in track(range(rounds), f"{pair.ours} / {pair.peer}", transient=True):
+            turns = [ours, peer] if i % 2 else [peer, ours]
+            spent = {id(model): seconds(model, images, train) for model in turns}
+            ratios.append(spent[id(peer)] / spent[id(ours)])
         low, middle, high = statistics.quantiles(ratios, n=4)
-        memory = [peak_growth(index, one, train, batch) for one in (True, False)]
+        memory = [
+            statistics.median(peak_growth(index, one, train, batch) for _ in range(3))
+            for one in (True, False)
+        ]
         found.append(
             {
                 "ours": pair.ours,
@@ -158,8 +179,9 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
                 "mode": "train" if train else "infer",
                 "batch": batch,
                 "rounds": rounds,
-                "params_ours": sum(p.numel() for p in ours.parameters()),
-                "params_peer": sum(p.numel() for p in peer.parameters()),
+                "same": pair.same,
+                "params": [cost.params for cost in costs],
+                "macs": [cost.macs for cost in costs],
                 "speedup": round(middle, 3),
                 "speedup_quartiles": [round(low, 3), round(high, 3)],
                 "memory_ratio": round(memory[0] / memory[1], 3),
@@ -172,13 +194,17 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
 
 def markdown(found: list[dict[str, Any]]) -> str:
     """The measured rows as the README shows them."""
-    lines = ["| ours | against | | speed-up | middle half of the rounds | memory, ours / theirs |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines = [
+        "| ours | against | multiply-adds, ours / theirs | | speed-up | middle half of the rounds "
+        "| memory, ours / theirs |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for row in found:
         low, high = row["speedup_quartiles"]
+        cost = "the same model" if row["same"] else f"{row['macs'][0] / row['macs'][1]:.2f}"
         lines.append(
-            f"| `{row['ours']}` | {row['peer']} | {MODES[row['mode']]} | **{row['speedup']:.2f}** "
-            f"| {low:.2f} to {high:.2f} | {row['memory_ratio']:.2f} |"
+            f"| `{row['ours']}` | {row['peer']} | {cost} | {MODES[row['mode']]} "
+            f"| **{row['speedup']:.2f}** | {low:.2f} to {high:.2f} | {row['memory_ratio']:.2f} |"
         )
     return "\n".join(lines)
 
@@ -196,7 +222,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="our names; all pairs by default")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="results file; for all pairs the repository's")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
@@ -223,8 +249,10 @@ def main() -> None:
             f"{row['memory_ratio']:.2f}",
         )
     Console().print(table)
-    print(f"wrote {results.write(args.out, found, SEED)}")
-    if not args.models and args.out == RESULTS:
+    out = args.out or (None if args.models else RESULTS)
+    if out is not None:
+        print(f"wrote {results.write(out, found, SEED)}")
+    if out == RESULTS:
         update_readme(found)
 
 

@@ -9,12 +9,15 @@ from PIL import Image
 from ziggurat.cli import main, parser
 
 
-def test_models_prints_a_table_with_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "regionvit_s*"]) == 0
+def test_models_prints_a_table_with_the_papers_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["models", "re*"]) == 0
     out = capsys.readouterr().out
-    assert "regionvit_s_plus" in out
-    assert "30.59" in out
-    assert "30.6" in out
+    assert "…" not in out
+    (row,) = [line.split() for line in out.splitlines() if line.strip().startswith("regionvit_b_p")]
+    assert " ".join(row) == "regionvit_b_plus 224 73.79 73.8 13.58 13.6 128 256 512 1024"
 
 
 def test_models_speaks_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +56,9 @@ def test_info_takes_every_family_at_another_size(
 
 
 def test_info_takes_timms_models_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "deit_tiny_patch16_224"]) == 0
-    assert "5.72 M" in capsys.readouterr().out
+    assert main(["info", "deit_tiny_patch16_224", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["params"] == sum(part["params"] for part in about["parts"]) == 5_717_416
 
 
 def test_the_stages_are_drawn_and_not_overwritten_unasked(
@@ -77,6 +81,8 @@ def test_the_stages_are_drawn_and_not_overwritten_unasked(
         (["models", "nets_tiny"], "did you mean 'nest_tiny'?"),
         (["info", "hivit_bas"], "did you mean 'hivit_base'?"),
         (["info", "nest_tiny", "--size", "1", "2", "3"], "takes one side or height and width"),
+        (["info", "nest_tiny", "--size", "-5"], "takes one side or height and width"),
+        (["info", "deit_tiny_patch16_224", "--size", "128"], "does not take 128 x 128 images"),
         (["info", "hvt_s_4", "--size", "32"], "takes images from 81 x 81 pixels up"),
         (["info", "nest_tiny", "--picture", "x.png", "--image", "no.jpg"], "no image at no.jpg"),
         (["info", "nest_tiny", "--picture", "x.png", "--image", __file__], "read as an image"),

@@ -62,21 +62,31 @@ class RegisterBehindTimm(abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> machinery.ModuleSpec | None:
-        """timm's own spec, its loader followed by our registration; nothing for other names."""
-        if name != "timm":
+        """timm's own spec, its loader followed by our registration; nothing for other names.
+
+        Others may ask for the spec without importing: only an import takes this finder away.
+        """
+        if name != "timm" or self.asking:
             return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(name)
+        self.asking = True
+        try:
+            spec = util.find_spec(name)
+        finally:
+            self.asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             import_module("ziggurat.models.registry")
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
+
+    asking = False
 
 
 if "timm" in sys.modules:

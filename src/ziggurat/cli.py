@@ -30,6 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 def models(args: argparse.Namespace) -> None:
     """Print our variants with counted and printed parameters and FLOPs."""
+    from rich import box
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
@@ -63,10 +64,14 @@ def models(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(caption="FLOPs are multiply-adds; the paper's column is as printed there")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        caption="params in millions, FLOPs (multiply-adds) in billions; paper: as printed there",
+    )
     table.add_column("model", no_wrap=True)
-    for column in ("pixels", "params M", "paper", "FLOPs G", "paper"):
-        table.add_column(column, justify="right")
+    for column in ("px", "params", "paper", "FLOPs", "paper"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("width of each stage", no_wrap=True)
     for i, row in enumerate(rows):
         if i and row["family"] != rows[i - 1]["family"]:
@@ -91,12 +96,10 @@ def info(args: argparse.Namespace) -> None:
     from ziggurat.engine.describe import describe
     from ziggurat.engine.tables import printed
 
-    size = tuple(args.size) if args.size else None
-    if size and len(size) > 2:
-        raise ValueError(f"--size takes one side or height and width, got {len(size)} numbers")
-    about = describe(args.name, size and (size if len(size) == 2 else size * 2))
+    size = size_of(args.size)
+    about = describe(args.name, size)
     if args.picture:
-        picture(args)
+        picture(args, size)
     if args.json:
         print(json.dumps(about | {"paper": printed(args.name)}, indent=2))
         return
@@ -107,9 +110,10 @@ def info(args: argparse.Namespace) -> None:
         f"[bold]{args.name}[/bold]  {about['family']}  "
         f"{total_params / 1e6:.2f} M parameters  {total_macs / 1e9:.2f} G multiply-adds"
     )
-    paper = ", ".join(f"{key} {value}" for key, value in printed(args.name).items())
+    units = {"params_m": "M parameters", "flops_g": "G FLOPs"}
+    paper = "  ".join(f"{value} {units[key]}" for key, value in printed(args.name).items())
     if paper:
-        console.print(f"the paper prints {paper}")
+        console.print(f"the paper prints  {paper}")
     table = Table(box=None, pad_edge=False)
     for column in ("part", "output", "stride", "blocks"):
         table.add_column(column, justify="left" if column == "part" else "right")
@@ -126,17 +130,26 @@ def info(args: argparse.Namespace) -> None:
             bar(part["macs"], total_macs),
         )
     console.print(table)
-    console.print(about["sketch"], highlight=False)
+    print(about["sketch"])
 
 
-def picture(args: argparse.Namespace) -> None:
+def size_of(sides: list[int] | None) -> tuple[int, int] | None:
+    """--size: one side, or height and width."""
+    if not sides:
+        return None
+    if len(sides) > 2 or min(sides) < 1:
+        raise ValueError(f"--size takes one side or height and width in pixels, got {by(sides)}")
+    return sides[0], sides[-1]
+
+
+def picture(args: argparse.Namespace, size: tuple[int, int] | None) -> None:
     """Write what each stage makes of an image as a picture."""
     from ziggurat.engine.pictures import stage_sheet
     from ziggurat.models.registry import create_model
 
     if os.path.exists(args.picture) and not args.overwrite:
         raise FileExistsError(f"{args.picture} exists: take another name or --overwrite")
-    sheet = stage_sheet(create_model(args.name), args.image)
+    sheet = stage_sheet(create_model(args.name), args.image, size)
     sheet.save(args.picture)
     print(f"wrote {args.picture}", file=sys.stderr)
 

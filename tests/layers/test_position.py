@@ -34,11 +34,23 @@ def test_inference_spreads_a_table_once_and_sees_every_change() -> None:
         bias.double()
         assert bias(3, 3).dtype == torch.float64
         assert bias(2, 2).shape == (1, 4, 4)
-    bias.train()
-    bias.table.data.fill_(3.0)
-    bias.eval()
-    with torch.no_grad():
+        bias.table.data.fill_(3.0)  # as averages of weights are often written
         assert bias(3, 3).eq(3).all()
+
+
+def test_a_table_made_and_changed_in_inference_mode_is_seen_too() -> None:
+    with torch.inference_mode():
+        bias = RelativeBias(heads=1, height=3, width=3).eval()
+        assert bias(3, 3).eq(0).all()
+        bias.load_state_dict({"table": torch.full((1, 5, 5), 2.0)})
+        assert bias(3, 3).eq(2).all()
+
+
+def test_large_answers_are_not_kept() -> None:
+    bias = RelativeBias(heads=1, height=3, width=3).eval()
+    with torch.no_grad():
+        assert bias(40, 40) is not bias(40, 40)
+        assert bias(3, 3) is bias(3, 3)
 
 
 def test_gradients_flow_in_training_and_in_eval() -> None:

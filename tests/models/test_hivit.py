@@ -5,12 +5,13 @@ import pytest
 import timm
 import torch
 from timm.models import group_parameters
+from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.reference import Fixture, Reading, check_parity
 from ziggurat.layers.attention import Attention
-from ziggurat.models.hivit import VARIANTS, HiViT, Units
+from ziggurat.models.hivit import VARIANTS, HiViT, Units, WindowBlock
 from ziggurat.models.weights import load_checkpoint
 
 
@@ -162,6 +163,52 @@ def test_the_steps_between_vit_and_swin_train_at_any_size(options: dict[str, Any
         model.zero_grad()
         model(torch.randn(2, 3, height, width)).square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
+
+
+def window_blocks(shift: int) -> list[SwinTransformerBlock]:
+    """Ours and timm's, with the same weights, far from flat."""
+    kinds = (WindowBlock, SwinTransformerBlock)
+    ours, timms = (kind(32, (14, 14), 2, shift_size=shift, dynamic_mask=True) for kind in kinds)
+    torch.manual_seed(0)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    timms.load_state_dict(ours.state_dict())
+    return [ours.eval(), timms.eval()]
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_windows_are_timms_where_they_divide_the_map(shift: int) -> None:
+    ours, timms = window_blocks(shift)
+    x = torch.randn(2, 28, 14, 32)
+    assert torch.equal(ours(x), timms(x))
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("size", [(16, 16), (8, 13), (3, 20)])
+def test_a_window_at_the_border_holds_the_maps_tokens_alone(
+    shift: int, size: tuple[int, int]
+) -> None:
+    """Against each window by itself, with its own part of the bias."""
+    block = window_blocks(shift)[0].double()
+    x = torch.randn(1, *size, 32, dtype=torch.float64)
+    normed, expected = block.norm1(x)[0], torch.zeros_like(x)[0]
+    bias = block.attn._get_rel_pos_bias()[0].view(2, 7, 7, 7, 7)
+    starts = [sorted({0, *range(shift, side, 7)}) for side in size]
+    spans = [list(zip(s, [*s[1:], n], strict=True)) for s, n in zip(starts, size, strict=True)]
+    for top, bottom in spans[0]:
+        for left, right in spans[1]:
+            h, w = bottom - top, right - left
+            qkv = block.attn.qkv(normed[top:bottom, left:right].reshape(h * w, 32))
+            q, k, v = (t.unflatten(1, (2, -1)).transpose(0, 1) for t in qkv.chunk(3, 1))
+            logits = q @ k.mT / 4 + bias[:, :h, :w, :h, :w].reshape(2, h * w, h * w)
+            found = block.attn.proj((logits.softmax(-1) @ v).transpose(0, 1).flatten(1))
+            expected[top:bottom, left:right] = found.unflatten(0, (h, w))
+    torch.testing.assert_close(block._attn(block.norm1(x))[0], expected)
+
+
+def test_window_heads_are_32_wide() -> None:
+    with pytest.raises(ValueError, match=r"take dims from 32 up, got \(16, 32, 64\)"):
+        tiny(shallow="window", dims=(16, 32, 64))
 
 
 def test_step_a_is_timms_vit_without_its_class_token() -> None:

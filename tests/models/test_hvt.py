@@ -332,17 +332,31 @@ def test_the_224_checkpoint_of_the_authors_loads_at_384() -> None:
         assert model(torch.randn(1, 3, 384, 384)).isfinite().all()
 
 
-def test_a_table_that_no_square_image_gives_is_reported() -> None:
-    trained = small(img_size=(24, 44))  # 66 patches
-    with pytest.raises(CheckpointError, match=r"stages\.0\.pool\.pos\.table: \(1, 32, 16\) in"):
-        load_checkpoint(small(), trained.state_dict())
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ((24, 44), (32, 32)),  # 66 patches: no square
+        ((16, 36), (56, 56)),  # 36 patches, 4 x 9 and not 6 x 6
+        ((16, 64), (32, 32)),  # as many patches as before
+        ((32, 32), (64, 16)),
+        ((64, 16), (16, 64)),
+    ],
+)
+def test_a_checkpoint_of_another_shape_loads(old: tuple[int, int], new: tuple[int, int]) -> None:
+    trained, model = small(img_size=old), small(img_size=new)
+    load_checkpoint(model, trained.state_dict())
+    images = torch.randn(1, 3, *new)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), trained(images))
+    load_checkpoint(model, small(img_size=new).state_dict())
+    assert torch.equal(pool_of(model).pos.table, pool_of(small(img_size=new)).pos.table)
 
 
-def test_a_table_that_two_square_images_give_is_reported() -> None:
-    options: dict[str, Any] = dict(pool_kernel=4, pool_stride=40, stages=1)
-    assert pool_of(small(**options, img_size=28)).pos.table.shape[1] == 2
-    with pytest.raises(CheckpointError, match=r"stages\.0\.pool\.pos\.table"):
-        load_checkpoint(small(**options, img_size=48), small(**options).state_dict())
+def test_a_table_that_its_grid_does_not_give_is_reported() -> None:
+    state = small().state_dict()
+    state["stages.0.pool.pos.table"] = torch.zeros(1, 30, 16)
+    with pytest.raises(CheckpointError, match=r"stages\.0\.pool\.pos\.table: \(1, 30, 16\) in"):
+        load_checkpoint(small(img_size=48), state)
 
 
 def test_a_checkpoint_with_other_poolings_is_reported() -> None:
@@ -418,6 +432,8 @@ def test_positions_and_class_token_are_not_decayed() -> None:
         (dict(pool="min"), "pool is one of 'max', 'avg', 'conv', got 'min'"),
         (dict(pool_stride=0), "are 1 or more, got 3 and 0"),
         (dict(class_token=True), "take stages=0 with class_token"),
+        (dict(patch_size=0), "patch_size is 1 pixel or more, got 0"),
+        (dict(img_size=(4, 24)), "they need 7 patches in all"),
         (dict(img_size=8), "2 poolings take images from 9 x 9 pixels up, got img_size=8"),
     ],
 )
@@ -433,6 +449,21 @@ def test_an_image_too_small_for_the_poolings_is_refused_and_the_smallest_named()
         with pytest.raises(ValueError, match="images from 81 x 81 pixels up, got"):
             model(torch.randn(1, 3, side, side))
     assert model(torch.randn(1, 3, 81, 81)).isfinite().all()
+
+
+def test_1d_pooling_takes_long_images_of_enough_patches() -> None:
+    for name, height, width in (("hvt_s_4", 64, 448), ("hvt_s_2", 32, 224), ("hvt_s_4", 16, 481)):
+        with torch.device("meta"), torch.no_grad():
+            model = HVT(**VARIANTS[name])
+            assert model(torch.empty(1, 3, height, width)).shape == (1, 1000)
+            assert HVT(**VARIANTS[name], img_size=(height, width)).smallest == model.smallest
+    model.name = "hvt_s_4"
+    with pytest.raises(
+        ValueError, match="got 16 x 480: its poolings need 31 patches and these are"
+    ):
+        model(torch.empty(1, 3, 16, 480))
+    with pytest.raises(ValueError, match="takes 3 channels, got 1"):
+        model(torch.empty(1, 1, 16, 481))
 
 
 def test_2d_pooling_takes_the_smallest_images() -> None:

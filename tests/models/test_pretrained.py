@@ -44,6 +44,65 @@ def test_another_size_is_resized_and_other_classes_start_afresh(tmp_path: Path) 
     assert torch.equal(twin.norm.weight, model.norm.weight)
 
 
+def test_a_model_without_classifier_or_pooling_comes_back_without(tmp_path: Path) -> None:
+    plain = small("hivit_tiny", num_classes=0).eval()
+    cut = small("rest_lite").eval()
+    cut.reset_classifier(0, "")
+    for name, model in (("plain", plain), ("cut", cut)):
+        folder = ziggurat.save_pretrained(model, tmp_path / name)
+        twin = ziggurat.from_pretrained(folder)
+        assert (twin.num_classes, twin.global_pool) == (0, model.global_pool)
+        x = torch.randn(1, 3, *model.img_size)
+        assert torch.equal(twin(x), model(x))
+        theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        assert torch.equal(theirs(x), model(x))
+    pooled = ziggurat.from_pretrained(tmp_path / "cut", num_classes=4, global_pool="avg")
+    assert pooled(torch.randn(1, 3, *cut.img_size)).shape == (1, 4)
+
+
+def test_timms_baselines_remember_what_was_changed(tmp_path: Path) -> None:
+    changed = dict(img_size=32, embed_dim=48, depth=1, num_heads=3)
+    model = ziggurat.create_model("vit_tiny_patch16_224", in_chans=1, **changed).eval()
+    twin = ziggurat.from_pretrained(ziggurat.save_pretrained(model, tmp_path))
+    x = torch.randn(1, 1, 32, 32)
+    assert torch.equal(twin(x), model(x))
+
+
+def test_timms_model_of_a_name_we_have_too_stays_timms(tmp_path: Path) -> None:
+    model = ziggurat.create_model("timm/nest_tiny")
+    twin = ziggurat.from_pretrained(ziggurat.save_pretrained(model, tmp_path))
+    assert type(twin) is type(model)
+
+
+def test_other_classes_start_timms_own_classifier_afresh(tmp_path: Path) -> None:
+    model = ziggurat.create_model("resnet10t", num_classes=3)
+    twin = ziggurat.from_pretrained(ziggurat.save_pretrained(model, tmp_path), num_classes=5)
+    assert twin.fc.out_features == 5
+    assert torch.equal(twin.conv1[0].weight, model.conv1[0].weight)
+
+
+def test_what_may_differ_is_ignored_when_named(tmp_path: Path) -> None:
+    folder = ziggurat.save_pretrained(small("hivit_tiny"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"not in the model: .*bias\.table"):
+        ziggurat.from_pretrained(folder, rpe=False)
+    ziggurat.from_pretrained(folder, ignore=("*.bias.table",), rpe=False)
+
+
+@pytest.mark.parametrize("name", ["hivit_tiny", "resnet10t"])
+def test_a_features_only_model_is_not_saved(name: str, tmp_path: Path) -> None:
+    model = ziggurat.create_model(name, features_only=True)
+    with pytest.raises(ValueError, match=r"features_only model.*save the whole model"):
+        ziggurat.save_pretrained(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_option_that_json_cannot_hold_is_said(tmp_path: Path) -> None:
+    model = ziggurat.create_model("resnet10t", act_layer=torch.nn.SiLU)
+    with pytest.raises(ValueError, match=r"built with an option that config\.json cannot hold"):
+        ziggurat.save_pretrained(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_only_models_with_a_name_are_saved(tmp_path: Path) -> None:
     for model in (torch.nn.Linear(2, 2), NesT(img_size=32, dims=8, heads=1, depths=(1,))):
         with pytest.raises(ValueError, match=r"only models built by create_model know their name"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.reference import Fixture, Reading, check_parity, run_catching, slice64
-from ziggurat.models.regionvit import R2L, VARIANTS, LocalBias, RegionViT
+from ziggurat.models.regionvit import R2L, VARIANTS, LocalBias, Regions, RegionViT
 from ziggurat.models.weights import load_checkpoint
 
 TINY: dict[str, Any] = dict(dims=(8, 16, 32, 64), depths=(1, 2, 1, 2), windows=2, head_dim=8)
@@ -235,7 +235,7 @@ def window_by_window(model: RegionViT, image: Tensor, windows: list[int]) -> lis
                 for x in (regional, local)
             )  # fmt: skip
         H, W, C = local.shape
-        side = window if max(H, W) <= window else windows[0]
+        side = min(windows[0], max(window, H, W))
         for block in stage.blocks:
             flat = regional.reshape(-1, C)
             regional = (flat + attention(block, block.norm0(flat), None)).view(regional.shape)
@@ -272,7 +272,7 @@ def test_any_size_gives_what_a_loop_over_windows_gives(height: int, width: int, 
 
 
 @pytest.mark.parametrize("size", [(64, 64), (60, 33), (72, 64), (32, 140)])
-def test_a_smaller_last_window_is_used_where_the_map_fits_and_resized_elsewhere(
+def test_a_smaller_last_window_is_used_where_the_map_fits_and_grows_with_it_elsewhere(
     size: tuple[int, int],
 ) -> None:
     check_against_loop(tiny(windows=(4, 4, 4, 2)), [4, 4, 4, 2], *size)
@@ -350,19 +350,26 @@ def test_only_regional_tokens_carry_news_from_region_to_region() -> None:
         assert reached.all() if far else reached.sum() == 4
 
 
-def test_nothing_is_made_again_in_inference_where_no_window_is_cut_short() -> None:
-    model = tiny()
-    made: list[Tensor] = []
+def test_no_mask_is_made_again_in_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(windows=3)
     bias = model.stages[0].blocks[0].attn.bias
     assert isinstance(bias, LocalBias)
-    bias.register_forward_hook(lambda _, __, out: made.append(out))
+    used: list[list[Tensor]] = []
+    masks = bias.masks
+
+    def seen(regions: Regions) -> list[Tensor]:
+        used.append(masks(regions))
+        return used[-1]
+
+    monkeypatch.setattr(bias, "masks", seen)
     with torch.inference_mode():
-        model(photo(64, 64))
-        model(photo(64, 128))
-    assert made[0] is made[1]
-    assert made[0].shape == (1, 1, 5, 5)
-    assert not made[0][..., 0].any()
-    assert not made[0][..., 0, :].any()
+        model(photo(64, 64))  # 16 x 16: windows of 3, and of 1 at the border
+        model(photo(64, 112))  # the same windows, more of them
+    assert [mask.shape[-1] for mask in used[0]] == [1 + n for n in (9, 3, 3, 1)]
+    assert all(a is b for a, b in zip(*used, strict=True))
+    for mask in used[0]:
+        assert not mask[..., 0].any()
+        assert not mask[..., 0, :].any()
 
 
 # Other windows, options and mistakes.
@@ -464,6 +471,8 @@ def test_checkpointing_computes_blocks_again_and_changes_no_gradient() -> None:
         (dict(dims=(64, 128)), "4 stages need 4 values of dims"),
         (dict(windows=(7, 7, 14, 7)), r"no later window is larger.* got \(7, 7, 14, 7\)"),
         (dict(windows=0), "none is smaller than 1"),
+        (dict(head_dim=0), "head_dim is 1 channel or more, got 0"),
+        (dict(dims=(), depths=()), "depths has the number of blocks of each stage, got none"),
         (dict(tokenize="2conv"), "tokenize is one of '3conv', '1conv', 'linear', got '2conv'"),
         (dict(regional="yes"), "regional is one of 'computed', 'learnable', 'none'"),
         (dict(downsample="pool"), "downsample is one of 'dw3', 'conv3', 'conv2'"),
@@ -485,3 +494,25 @@ def test_the_repositorys_four_windows_of_14_load_into_the_papers_14_14_14_7() ->
         torch.testing.assert_close(
             plus(reference.images), four(reference.images), rtol=0, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    ("old", "used"),
+    [(14, 7), ((14, 14, 14, 7), 7), (7, 7)],
+    ids=["the repository's", "the paper's", "no half of 7"],
+)
+def test_offsets_never_used_do_not_leak_into_other_windows(
+    old: int | tuple[int, ...], used: int
+) -> None:
+    """14 four times has maps of 7 x 7 in the last stage, at 224."""
+    options = TINY | dict(depths=(1, 1, 1, 1))
+    trained = RegionViT(**options | dict(windows=old))
+    model = RegionViT(**options | dict(windows=(24, 24, 24, 12)))
+    done = load_checkpoint(model, trained.state_dict())
+    name = "stages.3.blocks.0.attn.bias.table"
+    assert name in done.resized
+    table = trained.get_parameter(name).detach()
+    margin = (table.shape[1] + 1) // 2 - used
+    table = table[:, margin : margin + 2 * used - 1, margin : margin + 2 * used - 1]
+    expected = F.interpolate(table[None], size=(23, 23), mode="bicubic", antialias=True)[0]
+    torch.testing.assert_close(model.get_parameter(name).detach(), expected)

@@ -40,6 +40,7 @@ def test_timms_own_nest_stays_timms() -> None:
     [
         "import ziggurat, timm",
         "import timm, ziggurat",
+        "import ziggurat, importlib.util; importlib.util.find_spec('timm'); import timm",
         "import ziggurat.models.rest, timm",
         "import ziggurat.layers.attention, timm",
         "import ziggurat.tasks.pretrain, timm",

@@ -246,3 +246,7 @@ def test_what_cannot_be_built_or_taken_is_said_so() -> None:
         ResT(**SMALL, version=3)
     with pytest.raises(ValueError, match="4 values of reductions"):
         ResT(**SMALL, reductions=(8, 4))
+    with pytest.raises(ValueError, match=r"reductions are 1 or even, got \(8, 3, 2, 1\)"):
+        ResT(**SMALL, reductions=(8, 3, 2, 1), version=2)
+    with pytest.raises(ValueError, match="depths has the number of blocks of each stage, got none"):
+        ResT(**SMALL | dict(depths=(), dims=(), heads=(), reductions=()))

@@ -128,6 +128,37 @@ def test_a_pretrained_encoder_starts_a_classifier() -> None:
     assert torch.equal(model.patch_embed.norm.weight, state["patch_embed.norm.weight"])
 
 
+def test_the_callers_model_stays_as_it_was() -> None:
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), num_classes=3)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    assert model.encoder is not encoder
+    assert encoder.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert encoder(torch.randn(1, 3, 64, 64)).shape == (1, 3)
+    assert model.encoder.pos is not None
+    assert torch.equal(model.encoder.pos.table, sin_cos(4, 4, 32))
+
+
+def test_our_own_pretraining_starts_a_classifier() -> None:
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
+    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    state = model.state_dict()
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(encoder, state)
+    assert caught.value.unexpected == sorted(n for n in state if n.startswith("decoder."))
+    assert caught.value.missing == ["head.bias", "head.weight", "norm.bias", "norm.weight"]
+    load_checkpoint(encoder, state, ignore=("decoder.*", "head.*", "norm.*"))
+    x, ids = torch.randn(1, 3, 64, 64), torch.arange(4)[None]
+    for ours, theirs in zip(
+        encoder.eval().forward_visible(x, ids),
+        model.eval().encoder.forward_visible(x, ids),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    load_checkpoint(model, state)
+
+
 def test_it_paints_other_sizes_than_it_was_built_for() -> None:
     loss = tiny()(torch.randn(1, 3, 80, 90))
     assert loss.isfinite()

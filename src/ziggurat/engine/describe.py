@@ -19,8 +19,12 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
         height, width = size or trained
         images = torch.empty(1, channels, height, width)
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        model(images)
+    try:
+        with counter, torch.no_grad():
+            model(images)
+    except (AssertionError, RuntimeError) as error:  # timm's models, for a size they do not take
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{name} does not take {height} x {width} images: {reason}") from None
     flops = counter.get_flop_counts()
 
     def macs(module: str) -> int:
@@ -46,8 +50,10 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
         for child, _ in model.named_children():
             parts.append(part(model, child, [child], macs))
     total = counter.get_total_flops() // 2
-    loose = total - sum(one["macs"] for one in parts)  # what the model's own forward computes
+    loose = total - sum(one["macs"] for one in parts)  # of the model itself, as its parameters
     parts[0]["macs"] += loose
+    params = sum(p.numel() for p in model.parameters())
+    parts[0]["params"] += params - sum(one["params"] for one in parts)
     home = inspect.getmodule(type(model))
     sketch = (
         "\n".join(line for line in (home.__doc__ or "").splitlines() if line.startswith("    "))
@@ -58,7 +64,7 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
         "name": name,
         "family": type(model).__name__,
         "input": [channels, height, width],
-        "params": sum(p.numel() for p in model.parameters()),
+        "params": params,
         "macs": total,
         "parts": parts,
         "sketch": sketch if isinstance(model, Backbone) else "",
@@ -67,8 +73,7 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
 
 def part(model: nn.Module, name: str, modules: list[str], macs: Any) -> dict[str, Any]:
     """One part: the modules it is made of, added up."""
-    loose = [p for n, p in model.named_parameters(recurse=False)] if name == "embedding" else []
-    params = loose + [p for m in modules for p in model.get_submodule(m).parameters()]
+    params = [p for m in modules for p in model.get_submodule(m).parameters()]
     return {
         "name": name,
         "shape": None,

@@ -37,7 +37,7 @@ class Cost(NamedTuple):
 def count(
     model: nn.Module | str,
     img_size: int | tuple[int, int] | None = None,
-    in_chans: int = 3,
+    in_chans: int | None = None,
     **overrides: Any,
 ) -> Cost:
     """Count a model, or the one that ``create_model`` builds under that name.
@@ -48,21 +48,22 @@ def count(
         count("nest_tiny").macs / 1e9  # 5.807
     """
     if isinstance(model, str):
-        model = build(model, img_size, in_chans=in_chans, **overrides)
+        model = build(model, img_size, in_chans=in_chans or 3, **overrides)
     elif overrides:
         raise TypeError(f"a built model takes no {', '.join(overrides)}: give its name instead")
     model = on_meta(model).eval()
+    channels: int = in_chans or getattr(model, "in_chans", 3)
     height, width = pair(trained_size(model) if img_size is None else img_size)
     counter = FlopCounterMode(display=False, custom_mapping=NORMS)
     with counter, torch.no_grad():
-        model(torch.empty(1, in_chans, height, width, device="meta"))
+        model(torch.empty(1, channels, height, width, device="meta"))
     norms = sum(counter.get_flop_counts()["Global"].get(op, 0) for op in NORMS)
     dims, strides = (model.dims, model.strides) if isinstance(model, Backbone) else ((), ())
     return Cost(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=(counter.get_total_flops() - norms) // 2,
         norms=norms,
-        input_size=(in_chans, height, width),
+        input_size=(channels, height, width),
         dims=dims,
         strides=strides,
     )

@@ -49,14 +49,16 @@ def as_colours(features: Tensor) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def stage_sheet(model: nn.Module, image: str | Path | None = None) -> Image.Image:
-    """The image as the model sees it and each stage's map, side by side."""
+def stage_sheet(
+    model: nn.Module, image: str | Path | None = None, size: tuple[int, int] | None = None
+) -> Image.Image:
+    """The image as the model sees it, at ``size`` if given, and each stage's map, side by side."""
     show = getattr(model, "forward_intermediates", None)
     if show is None:
         raise ValueError(f"{type(model).__name__} does not show its stages")
     model.eval()
     photo = sample_image() if image is None else open_image(image)
-    config = resolve_data_config({}, model=model)
+    config = resolve_data_config({"input_size": (3, *size)} if size else {}, model=model)
     prepared = create_transform(**config)(photo)
     with torch.no_grad():
         maps = show(prepared[None], intermediates_only=True)

@@ -29,6 +29,14 @@ def resize_bias(table: Tensor, height: int, width: int) -> Tensor:
     return resize(table.permute(1, 2, 0)[None], height, width)[0].permute(2, 0, 1)
 
 
+LARGEST_KEPT = 4 * 2**20  # bytes; at 224 px the largest bias is of 2.5 MB (RegionViT-B+)
+
+
+def same(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors on the CPU have the same values; elsewhere their stamp has told."""
+    return new.device.type != "cpu" or torch.equal(old, new)
+
+
 class LearnedTable(nn.Module):
     """A parameter ``table`` and, in inference only, what was last made of it."""
 
@@ -37,36 +45,40 @@ class LearnedTable(nn.Module):
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.table = nn.Parameter(table)
-        self._kept: tuple[Hashable, Tensor] | None = None
+        self._kept: tuple[Hashable, Tensor, Any] | None = None
 
-    def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return ``make()``, or the last answer if neither key nor table changed since.
 
-        Nothing is kept in training, where gradients must flow, nor while a graph is traced.
-        Writing through ``table.data`` in eval mode goes unseen; ``load_state_dict``, optimisers
-        and every other in-place change of the parameter are noticed.
+        Nothing is kept in training, where gradients must flow, while a graph is traced, or if it
+        is large: every block has a table. A change is seen however it is made: an average that
+        writes through ``table.data`` leaves no trace but the values, so these are compared (they
+        are few beside what is made of them). On an accelerator that would mean waiting for it;
+        there, address and version are compared.
         """
         table = self.table
         if (
             self.training
             or type(table) is not nn.Parameter  # put in its place by torch.func
+            or table.is_meta
             or torch.compiler.is_compiling()
             or (torch.is_grad_enabled() and table.requires_grad)
         ):
             return make()
-        version = 0 if table.is_inference() else table._version
-        stamp = (
-            key,
-            table.data_ptr(),
-            version,
-            table.dtype,
-            table.device,
-            torch.is_inference_mode_enabled(),
-        )
+        stamp: Hashable = (key, table.dtype, table.device, torch.is_inference_mode_enabled())
+        if table.device.type != "cpu":
+            if table.is_inference():
+                return make()  # such a tensor does not count its changes
+            stamp = (stamp, table.data_ptr(), table._version)
         kept = self._kept
-        if kept is None or kept[0] != stamp:
-            kept = self._kept = (stamp, make())
-        return kept[1]
+        if kept is not None and kept[0] == stamp and same(kept[1], table):
+            return kept[2]
+        self._kept, made = None, make()
+        parts = made if isinstance(made, list) else [made]
+        if sum(part.nbytes for part in parts) <= LARGEST_KEPT:
+            snapshot = table.detach().clone() if table.device.type == "cpu" else table.detach()
+            self._kept = (stamp, snapshot, made)
+        return made
 
     def fit(self, table: Tensor) -> Tensor:
         """A table learned at another size, resized to this one's."""

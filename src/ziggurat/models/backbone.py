@@ -5,6 +5,7 @@ state is read: as a map (``stage_map``) or as what the head pools (``finish``, `
 timm's methods follow from these five.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,6 +52,7 @@ class Backbone(nn.Module):
     name = "this model"
     overrides: dict[str, Any]
     first_conv: ClassVar[str | tuple[str, ...]]  # modules that see the image's channels
+    graph_for_each_size: ClassVar[bool] = True  # how windows are cut is not one formula for all
     stages: nn.ModuleList
     head: nn.Module
     norm: nn.Module
@@ -150,6 +152,8 @@ class Backbone(nn.Module):
                 f"{self.name} takes {self.in_chans} channels, got {channels}: "
                 f"build it with in_chans={channels} or convert the images"
             )
+        if self.graph_for_each_size:  # torch.compile would try to find that formula, for minutes
+            height, width = operator.index(height), operator.index(width)
         if min(height, width) < self.smallest:
             raise ValueError(
                 f"{self.name} takes images from {self.smallest} x {self.smallest} pixels up, "
@@ -168,6 +172,11 @@ class Backbone(nn.Module):
         """Pool and classify; ``pre_logits`` stops before the classifier."""
         if self.global_pool:
             x = self.pool(x)
+        elif self.num_classes and not pre_logits:
+            raise ValueError(
+                f"{self.name} has {self.num_classes} classes but does not pool: "
+                'build it with num_classes=0, or with global_pool="avg"'
+            )
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
@@ -219,7 +228,7 @@ class Backbone(nn.Module):
                 break
             state = stage(state)
             if i in take:
-                last = i == len(self.stages) - 1
+                last = i == len(self.dims) - 1  # stages may have been pruned
                 found = self.stage_map(self.normed(state) if norm and last else state)
                 maps.append(found if output_fmt == "NCHW" else found.permute(0, 2, 3, 1))
         return maps if intermediates_only else (self.final(self.finish(state)), maps)
@@ -298,6 +307,8 @@ class Backbone(nn.Module):
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """One side or (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
+        raise ValueError(f"an image has at least one pixel a side, got img_size={size}")
     return height, width
 
 

@@ -27,6 +27,7 @@ from ziggurat.models.backbone import Backbone, Stage, choice, classifier
 
 UNIT = 16  # pixels a side: one token of the main stage
 EPS = 1e-6
+WINDOW_HEAD_DIM = 32  # Swin's
 
 
 class Units(NamedTuple):
@@ -113,8 +114,33 @@ class MlpStage(Stage):
         return units._replace(tokens=self.run(self.down(units.tokens)))
 
 
+class WindowBlock(SwinTransformerBlock):
+    """timm's Swin block; tokens attend only to what lies beside them on the map.
+
+    Departs: on maps that are not whole windows, timm's lets padding be attended, and tokens that
+    the shift brings round from the other side of the map.
+    """
+
+    def _attn(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        _, H, W, _ = x.shape
+        (h, w), (down, right) = self.window_size, self.shift_size
+        x = nn.functional.pad(x, (0, 0, 0, -W % w, 0, -H % h))
+        rows, cols = x.shape[1] // h, x.shape[2] // w
+        mask = None
+        if down or right or x.shape[1:3] != (H, W):
+            part = torch.zeros(1, *x.shape[1:3], 1, dtype=torch.int, device=x.device)
+            part[:, :down] += 1  # goes round to the other side
+            part[:, :, :right] += 2
+            part[:, H:] = part[:, :, W:] = -1  # padding
+            part = windows.split(part.roll((-down, -right), (1, 2)), h, w)  # (windows, N, 1)
+            mask = x.new_zeros(()).where(part == part.mT, -torch.inf)
+        x = self.attn(windows.split(x.roll((-down, -right), (1, 2)), h, w), mask=mask)
+        return windows.join(x, h, w, rows, cols).roll((down, right), (1, 2))[:, :H, :W]
+
+
 class WindowStage(Stage):
-    """Stage 1 or 2 with Swin's shifted windows of 7 x 7 instead (Table 2, c'): timm's blocks."""
+    """Stage 1 or 2 with Swin's shifted windows of 7 x 7 instead (Table 2, c')."""
 
     def __init__(
         self, down: nn.Module, dim: int, size: tuple[int, int], drops: list[float]
@@ -122,13 +148,13 @@ class WindowStage(Stage):
         super().__init__()
         self.down = down
         self.blocks = nn.ModuleList(
-            SwinTransformerBlock(
+            WindowBlock(
                 dim,
                 size,
-                num_heads=dim // 32,
+                num_heads=dim // WINDOW_HEAD_DIM,
                 window_size=7,
                 shift_size=0 if i % 2 == 0 else 3,
-                dynamic_mask=True,
+                dynamic_mask=True,  # none is kept: the map's size may change
                 drop_path=drop,
                 norm_layer=partial(nn.LayerNorm, eps=EPS),  # type: ignore[arg-type]
             )
@@ -225,6 +251,11 @@ class HiViT(Backbone):
                 f"got {tuple(depths)} and {tuple(dims)}"
             )
         choice(shallow, ("mlp", "window"), "shallow")
+        if shallow == "window" and any(dim < WINDOW_HEAD_DIM for dim in dims[:-1]):
+            raise ValueError(
+                f'shallow="window" has heads of {WINDOW_HEAD_DIM} channels: '
+                f"take dims from {WINDOW_HEAD_DIM} up, got {tuple(dims)}"
+            )
         last = len(depths) - 1
         strides = [UNIT // 2 ** (last - i) for i in range(last + 1)]
         super().__init__(img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool)

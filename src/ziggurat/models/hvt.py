@@ -65,12 +65,16 @@ class SequencePosition(LearnedTable):
     For another grid of patches the table is stretched to a token for each patch, as Fig. 3
     stretches features, resized as a grid, and brought to the new length.
 
+    A table alone does not tell its grid (28 x 7 patches are as many as 14 x 14): ``learned_on`` is
+    the grid of the checkpoint last converted, which ``fit`` goes by.
+
     Departs: the official code takes only its own size.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int, window: Window, times: int) -> None:
         super().__init__(torch.zeros(1, window.pooled(grid[0] * grid[1], times), dim))
         self.grid, self.window, self.times = grid, window, times
+        self.learned_on = grid
 
     def forward(self, grid: tuple[int, int]) -> Tensor:
         """(1, N, C) for an image of ``grid`` patches."""
@@ -79,14 +83,11 @@ class SequencePosition(LearnedTable):
         return self.kept(grid, lambda: self.moved(self.table, self.grid, grid))
 
     def fit(self, table: Tensor) -> Tensor:
-        """A table learned at another resolution, if exactly one square image gives its length."""
-        if table.ndim != 3 or table.shape[1] == self.table.shape[1]:
+        """A table of ``learned_on`` patches for this grid; one of another length as it is."""
+        rows, cols = self.learned_on
+        if table.ndim != 3 or table.shape[1] != self.window.pooled(rows * cols, self.times):
             return table
-        shortest, longer = (self.window.needed(table.shape[1] + i, self.times) for i in (0, 1))
-        side = math.isqrt(longer - 1)
-        if not (side - 1) ** 2 < shortest <= side**2:
-            return table
-        return self.moved(table, (side, side), self.grid)
+        return self.moved(table, self.learned_on, self.grid)
 
     def moved(self, table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
         """``table``, learned on ``old`` patches, for ``new`` ones."""
@@ -188,6 +189,8 @@ class HVT(Backbone):
             raise ValueError(
                 f"pool_kernel and pool_stride are 1 or more, got {pool_kernel} and {pool_stride}"
             )
+        if patch_size < 1:
+            raise ValueError(f"patch_size is 1 pixel or more, got {patch_size}")
         if class_token and stages:
             raise ValueError(
                 f"pooling would mix a class token into its neighbours, got stages={stages}: "
@@ -199,10 +202,12 @@ class HVT(Backbone):
         window = Window(pool_kernel, pool_stride, (pool_kernel - 1) // 2 if pool_2d else 0)
         needed = window.needed(1, stages)  # tokens in a row, or in all
         smallest = ((needed if pool_2d else math.isqrt(needed - 1) + 1) - 1) * patch_size + 1
-        if min(pair(img_size)) < smallest:
+        height, width = (math.ceil(side / patch_size) for side in pair(img_size))
+        if (min(height, width) if pool_2d else height * width) < needed:
             raise ValueError(
                 f"{stages} poolings take images from {smallest} x {smallest} pixels up, "
-                f"got img_size={img_size}: enlarge it or take a smaller patch_size"
+                f"got img_size={img_size}: they need {needed} patches "
+                f"{'a side' if pool_2d else 'in all'}, so enlarge it or take a smaller patch_size"
             )
         super().__init__(
             img_size,
@@ -215,7 +220,7 @@ class HVT(Backbone):
             smallest,
         )
         self.patch_size, self.depths = patch_size, depths
-        height, width = (math.ceil(side / patch_size) for side in pair(img_size))
+        self.needed = None if pool_2d else needed  # patches, in whatever shape
 
         self.patch_embed = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
@@ -239,6 +244,21 @@ class HVT(Backbone):
         self.apply(init_weights)
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+
+    def checked(self, images: Tensor) -> Tensor:
+        """Pooling in 1-D takes any shape of enough patches: 64 x 448 pixels as well as 81 x 81."""
+        if self.needed is None or images.ndim != 4 or min(images.shape[2:]) >= self.smallest:
+            return super().checked(images)
+        height, width = images.shape[2:]
+        patches = math.ceil(height / self.patch_size) * math.ceil(width / self.patch_size)
+        if patches < self.needed:
+            raise ValueError(
+                f"{self.name} takes images from {self.smallest} x {self.smallest} pixels up, got "
+                f"{height} x {width}: its poolings need {self.needed} patches and these are "
+                f"{patches}, so enlarge them or take a smaller patch_size"
+            )
+        super().checked(images[:, :, :1, :1].expand(-1, -1, self.smallest, self.smallest))
+        return images
 
     def embed(self, images: Tensor) -> Tokens:
         """Eq. 1, without the class token unless asked."""
@@ -271,6 +291,8 @@ class HVT(Backbone):
         """From the official names, which are DeiT's: blocks are numbered through all stages.
 
         DeiT's class token has a position of its own; here the two are one parameter, their sum.
+        The grid a checkpoint was learned on is that of its ``pos.table``. Pooled tables of another
+        grid are resized by ``fit``, or here if they are as long as ours: nobody would ask ``fit``.
         """
         state = dict(state)
         if self.cls_token is not None and {"cls_token", "pos_embed"} <= state.keys():
@@ -290,6 +312,13 @@ class HVT(Backbone):
                 if inner == "pos_embed" and block == 0:
                     name = f"stages.{stage}.pool.pos.table"
             ours[name] = value
+        grid = ours.get("pos.table", self.pos.table).shape[1:-1]
+        for name, module in self.named_modules():
+            if isinstance(module, SequencePosition) and len(grid) == 2:
+                module.learned_on = grid[0], grid[1]
+                table = ours.get(f"{name}.table")
+                if grid != module.grid and table is not None and table.shape == module.table.shape:
+                    ours[f"{name}.table"] = module.fit(table)
         return ours
 
     def no_weight_decay(self) -> set[str]:

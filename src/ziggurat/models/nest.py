@@ -237,6 +237,11 @@ class NesT(Backbone):
         global_pool: str = "avg",
     ) -> None:
         levels = len(depths)
+        if not levels or patch_size < 1:
+            raise ValueError(
+                f"NesT has at least one level and words of at least one pixel, "
+                f"got depths={depths}, patch_size={patch_size}"
+            )
         dims = per_stage(dims, levels, "dims")
         heads = per_stage(heads, levels, "heads")
         strides = [patch_size * 2**i for i in range(levels)]
@@ -287,14 +292,25 @@ class NesT(Backbone):
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the official Flax names (``a/b``), or timm's."""
+        tables = {n: v for n, v in state.items() if n.endswith(("pos_embed", "pos_embedding"))}
+        odd = {  # no square of square blocks: left as it is, for load_checkpoint to report
+            name: table
+            for name, table in tables.items()
+            if table.ndim != 4 or any(math.isqrt(n) ** 2 != n for n in table.shape[1:3])
+        }
+        known = {name: value for name, value in state.items() if name not in odd}
         if any("/" in name for name in state):
-            return self.from_flax(state)
+            return self.from_flax(known) | odd
         if any(name.startswith("levels.") for name in state):
-            return self.from_timm(state)
+            return self.from_timm(known) | odd
         return state
 
     def from_timm(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """timm joins heads channel by channel (d * heads + h), the official code head by head."""
+        """timm joins heads channel by channel (d * heads + h), the official code head by head.
+
+        What this model has no place for stays as it is, and is reported by ``load_checkpoint``.
+        """
+        heads = {n: m.heads for n, m in self.named_modules() if isinstance(m, Attention)}
         ours = {}
         for name, value in state.items():
             name = name.replace("levels.", "stages.").replace(".transformer_encoder.", ".blocks.")
@@ -304,20 +320,26 @@ class NesT(Backbone):
                 name = name.replace("pos_embed", "pos.table")
                 value = grid_of_blocks(value)
             elif name.endswith("attn.proj.weight"):
-                heads = self.get_submodule(name.removesuffix(".proj.weight")).heads
-                value = value.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1)
+                count = heads.get(name.removesuffix(".proj.weight"))
+                if count and value.ndim == 2 and value.shape[1] % count == 0:
+                    value = value.unflatten(1, (-1, count)).transpose(1, 2).flatten(1)
             ours[name] = value
         return ours
 
     def from_flax(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Flax numbers layers through all levels; kernels are (in, out); q is beside [k | v]."""
+        """Flax numbers layers through all levels; kernels are (in, out); q is beside [k | v].
+
+        What this model has no place for stays as it is, and is reported by ``load_checkpoint``.
+        """
         starts = [0]
         for i in range(len(self.stages)):
             starts.append(starts[-1] + len(self.stage(i).blocks))
 
-        def renamed(name: str) -> str:
+        def renamed(name: str) -> str | None:
             module, *rest = name.split("/")
-            kind, number = module.rsplit("_", 1)
+            kind, _, number = module.rpartition("_")
+            if not rest or not number.isdecimal():
+                return None
             i = int(number)
             match kind:
                 case "PatchEmbedding":
@@ -330,35 +352,46 @@ class NesT(Backbone):
                     return "norm"
                 case "Dense":
                     return "head"
+            if kind != "EncoderNDBlock" or i >= starts[-1]:
+                return None
             level = next(n for n, end in enumerate(starts[1:]) if i < end)
             inner = {
-                "LayerNorm_0": "norm1",
-                "LayerNorm_1": "norm2",
-                "MlpBlock_0": f"mlp.fc{int(rest[1][-1]) + 1}" if rest[0] == "MlpBlock_0" else "",
-            }.get(rest[0], "attn.proj")
+                ("LayerNorm_0",): "norm1",
+                ("LayerNorm_1",): "norm2",
+                ("MlpBlock_0", "Dense_0"): "mlp.fc1",
+                ("MlpBlock_0", "Dense_1"): "mlp.fc2",
+            }.get(tuple(rest[:-1]), "attn.proj")
             return f"stages.{level}.blocks.{i - starts[level]}.{inner}"
 
         ours = {}
         for name, value in state.items():
-            if "/DenseGeneral_" in name or "Attention_0/Dense_0/" in name:
+            target = renamed(name)
+            last = name.rsplit("/", 1)[-1]
+            if target is None:
+                ours[name] = value
+            elif "/DenseGeneral_" in name or "Attention_0/Dense_0/" in name:
                 continue
-            last = name.rsplit("/", 1)[1]
-            if last == "pos_embedding":
-                ours[renamed(name)] = grid_of_blocks(value)
+            elif last == "pos_embedding":
+                ours[target] = grid_of_blocks(value)
             elif last == "kernel" and value.ndim == 4:
-                ours[renamed(name) + ".weight"] = value.permute(3, 2, 0, 1)
+                ours[f"{target}.weight"] = value.permute(3, 2, 0, 1)
             elif last == "kernel":
-                ours[renamed(name) + ".weight"] = value.T
+                ours[f"{target}.weight"] = value.T
             elif last == "proj_kernel":  # (heads, head_dim, out)
-                ours[renamed(name) + ".weight"] = value.flatten(0, 1).T
+                ours[f"{target}.weight"] = value.flatten(0, 1).T
             else:
-                ours[renamed(name) + (".weight" if last == "scale" else ".bias")] = value
+                ours[f"{target}.weight" if last == "scale" else f"{target}.bias"] = value
         for name in [name for name in state if name.endswith("Attention_0/proj_kernel")]:
             attention = name.removesuffix("/proj_kernel")
-            target = renamed(name).replace(".proj", ".qkv")
+            target = renamed(name)
+            if target is None:
+                continue
+            target = target.replace(".proj", ".qkv")
             shared = f"{attention}/Dense_0" in {n.rsplit("/", 1)[0] for n in state}
             kv = f"{attention}/{'Dense_0' if shared else 'DenseGeneral_1'}"
             for last, ends in (("kernel", "weight"), ("bias", "bias")):
+                if not {f"{attention}/DenseGeneral_0/{last}", f"{kv}/{last}"} <= state.keys():
+                    continue
                 q = state[f"{attention}/DenseGeneral_0/{last}"].flatten(-2)
                 k, v = state[f"{kv}/{last}"].chunk(2, dim=-1)  # [k | v] within each head
                 if not shared:

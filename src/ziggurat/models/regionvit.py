@@ -146,14 +146,19 @@ class LocalBias(RelativeBias):
         whole one's upper left tokens.
         """
         side, first = (regions.side, regions.side), int(self.regional)
-        whole = self(*side)
-        local = whole[:, :, first:, first:].unflatten(3, side).unflatten(2, side)
-        return [
-            whole
-            if (h, w) == side
-            else self.with_regional(local[:, :, :h, :w, :h, :w].flatten(4).flatten(2, 3))
-            for h, w, _, _ in regions.cut.parts
-        ]
+        sizes = tuple((h, w) for h, w, _, _ in regions.cut.parts)
+
+        def make() -> list[Tensor]:
+            whole = self.spread(*side)
+            local = whole[:, :, first:, first:].unflatten(3, side).unflatten(2, side)
+            return [
+                whole
+                if (h, w) == side
+                else self.with_regional(local[:, :, :h, :w, :h, :w].flatten(4).flatten(2, 3))
+                for h, w in sizes
+            ]
+
+        return self.kept((side, sizes), make)
 
 
 class R2LAttention(Attention):
@@ -207,8 +212,8 @@ class R2LStage(Stage):
 
     A regional token covers ``region`` x ``region`` local tokens, in every stage as many as in the
     first. ``side`` is the window that biases are learned for: less than ``region`` where the map
-    is smaller at the training size (7, not 14, in the last stage of the "+" models). On a map
-    that does not fit into ``side``, windows are whole regions, and biases are resized.
+    is smaller at the training size (7, not 14, in the last stage of the "+" models). On a larger
+    map windows grow with it, up to whole regions, and biases are resized.
     """
 
     def __init__(
@@ -224,7 +229,7 @@ class R2LStage(Stage):
         """Down, then all blocks; PEG comes after the first one, on both maps."""
         tokens = self.down(tokens)
         height, width = tokens.local.shape[1:3]
-        side = self.side if max(height, width) <= self.side else self.region
+        side = min(self.region, max(self.side, height, width))
         regions = Regions(side, windows.cut(height, width, side))
         groups: Sequence[Tensor] = regions.split(tokens)
         for i, block in enumerate(self.blocks):
@@ -271,13 +276,15 @@ class RegionViT(Backbone):
         global_pool: str = "avg",
     ) -> None:
         stages = len(depths)
+        if not stages:
+            raise ValueError("depths has the number of blocks of each stage, got none")
         dims = per_stage(dims, stages, "dims")
         heads = [heads_of(dim, head_dim) for dim in dims]
         sides = checked_windows(per_stage(windows, stages, "windows"))
         strides = [PATCH * 2**i for i in range(stages)]
         super().__init__(img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool)
         has_regional = choice(regional, ("computed", "learnable", "none"), "regional") != "none"
-        self.region = sides[0]
+        self.region = self.learned_region = sides[0]
         patch = PATCH * self.region
         rates = drop_path_rates(drop_path_rate, depths)
 
@@ -336,13 +343,16 @@ class RegionViT(Backbone):
         same image, enlarged, gives the same token. The tool also resizes biases while they are
         rolled (see ``unrolled``), across the seam; ours have none.
 
-        A last stage learned with windows of a whole region (the repository's 14 four times) has
-        the offsets of a smaller window in the middle of its table: they are taken as they are.
+        A last stage learned with windows of a whole region (the repository's 14 four times) but
+        on smaller maps, as ours are, has used only the middle of its table: that part is taken.
+        ``learned_region`` is the M of the checkpoint last converted.
         """
         new = self.state_dict()[name].shape
-        if name.endswith("bias.table") and value.shape[1] == 2 * self.region - 1 > new[1]:
-            margin = (value.shape[1] - new[1]) // 2
-            return value[:, margin:-margin, margin:-margin]
+        if name.endswith("bias.table") and value.ndim == 3:
+            region, side = self.learned_region, (new[1] + 1) // 2
+            used, rest = divmod(region * side, self.region)
+            if value.shape[1] == 2 * region - 1 and used < region and not rest:
+                value = value[:, region - used : used - region, region - used : used - region]
         value = super().fit(name, value)
         if name != "regional_embed.weight" or value.shape[:2] != new[:2]:
             return value
@@ -355,8 +365,14 @@ class RegionViT(Backbone):
 
         ``proj_cls`` is ``proj`` once more; norms of maps are (1, C, 1, 1).
         """
-        if not any(name.startswith("layers.") for name in state):
-            return state
+        if any(name.startswith("layers.") for name in state):
+            state = self.renamed(state)
+        tables = [v for name, v in state.items() if name.endswith("bias.table") and v.ndim == 3]
+        self.learned_region = max(((t.shape[1] + 1) // 2 for t in tables), default=self.region)
+        return state
+
+    def renamed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Our names and layouts for the official ones."""
         ours = {}
         for name, value in state.items():
             for pattern, replacement in OFFICIAL:
@@ -400,6 +416,8 @@ def cells(size: tuple[int, int], patch: int) -> tuple[int, int]:
 
 def heads_of(dim: int, head_dim: int) -> int:
     """How many heads of ``head_dim`` channels make up a width."""
+    if head_dim < 1:
+        raise ValueError(f"head_dim is 1 channel or more, got {head_dim}")
     if dim < 1 or dim % head_dim:
         raise ValueError(
             f"a width of {dim} cannot be split into heads of {head_dim}: "

@@ -51,6 +51,7 @@ PUBLISHED = {  # the weights a hub carries; the other families' are files behind
 TIMMS_OWN = {"features_only", "out_indices", "feature_cls", "pretrained_cfg", "cache_dir"} | {
     "pretrained_cfg_overlay"
 }
+SOURCES = ("state_dict", "file", "url", "hf_hub_id")  # where a pretrained_cfg may have weights
 
 
 def create_model(name: str, pretrained: bool = False, **overrides: Any) -> Any:
@@ -65,12 +66,19 @@ def create_model(name: str, pretrained: bool = False, **overrides: Any) -> Any:
         name = name.removeprefix("timm/")
         if not is_model(name):
             raise ValueError(unknown(name, timm.list_models()))
-        return timm.create_model(name, pretrained=pretrained, **overrides)
+        return timms(name, pretrained, overrides)
     if name in BUILDERS:
         return BUILDERS[name](pretrained=pretrained, **overrides)
     if is_model(name):
-        return timm.create_model(name, pretrained=pretrained, **overrides)
+        return timms(name, pretrained, overrides)
     raise ValueError(unknown(name, [*VARIANTS, *timm.list_models()]))
+
+
+def timms(name: str, pretrained: bool, overrides: dict[str, Any]) -> nn.Module:
+    """timm's model, knowing what was changed of it as ours do."""
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, **overrides)
+    model.overrides = {k: v for k, v in overrides.items() if k not in TIMMS_OWN}  # type: ignore[assignment]
+    return model
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -108,6 +116,13 @@ def builder(name: str, timm_name: str, model: type[Backbone]) -> Callable[..., n
 
     def build(pretrained: bool = False, **overrides: Any) -> nn.Module:
         check_overrides(name, model, overrides)
+        overlay = overrides.get("pretrained_cfg_overlay") or {}
+        given = overrides.get("pretrained_cfg") or any(overlay.get(key) for key in SOURCES)
+        if pretrained and name not in PUBLISHED and not given:
+            raise ValueError(
+                f"no hub carries weights of {name}: its authors publish them as files; download "
+                f"one, then load_checkpoint(create_model({name!r}), file)"
+            )
 
         def make(**merged: Any) -> Backbone:
             made = model(**merged)

@@ -227,6 +227,7 @@ class ResT(Backbone):
     """
 
     first_conv = "stem.conv1"
+    graph_for_each_size = False
 
     def __init__(
         self,
@@ -245,6 +246,8 @@ class ResT(Backbone):
         global_pool: str = "avg",
     ) -> None:
         stages = len(depths)
+        if not stages:
+            raise ValueError("depths has the number of blocks of each stage, got none")
         dims = per_stage(dims, stages, "dims")
         heads = per_stage(heads, stages, "heads")
         reductions = per_stage(reductions, stages, "reductions")
@@ -253,6 +256,11 @@ class ResT(Backbone):
         if version not in (1, 2):
             raise ValueError(f"ResT has version 1 and version 2, got {version}")
         efficient = choice(attention, ("emsa", "msa"), "attention") == "emsa"
+        if efficient and any(n < 1 or (n > 1 and n % 2) for n in reductions):
+            raise ValueError(
+                f"reductions are 1 or even, got {reductions}: only then does the convolution of "
+                "reduction + 1 have a middle, and cover the map"
+            )
         eps = EPS if version == 1 else EPS_V2
         rates = drop_path_rates(drop_path_rate, depths)
 

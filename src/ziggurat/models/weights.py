@@ -1,8 +1,10 @@
 """Checkpoints, ours and the authors', into a model; what does not fit is said in full."""
 
-import argparse
 import fnmatch
-from collections.abc import Mapping, Sequence
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +18,37 @@ from ziggurat.models.backbone import Backbone
 
 NESTS = ("model", "state_dict", "module", "params", "target", "optimizer", "ema", "model_ema")
 PREFIXES = ("module.", "_orig_mod.", "backbone.bottom_up.model.", "backbone.bottom_up.")
+TORCH = (".pth", ".pt", ".bin", ".tar", ".ckpt")
+
+
+class Inert:
+    """Stands for a setting stored beside the weights: takes anything, keeps and does nothing."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+# What authors store beside their weights, and what is built in its place: never their class.
+HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (OrderedDict, "yacs.config.CfgNode"),  # a dict, which torch fills only if it is its own kind
+    *(
+        (Inert, name)
+        for name in (
+            "argparse.Namespace",
+            "numpy.dtype",
+            "numpy.core.multiarray.scalar",
+            "numpy._core.multiarray.scalar",
+            *(
+                f"{module}.{kind}Path"
+                for module in ("pathlib", "pathlib._local")
+                for kind in ("Posix", "Windows", "PurePosix", "PureWindows")
+            ),
+        )
+    ),
+]
 
 
 @runtime_checkable
@@ -30,7 +63,22 @@ class Converts(Protocol):
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or does not fit."""
+    """A checkpoint that cannot be read or does not fit.
+
+    The message shows the first few names; ``missing``, ``unexpected`` and ``shapes`` have all.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        shapes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = list(missing)  # in the model, not in the checkpoint
+        self.unexpected = list(unexpected)  # in the checkpoint, not in the model
+        self.shapes = list(shapes)  # "name: shape in the checkpoint, shape in the model"
 
 
 class Loaded(NamedTuple):
@@ -50,12 +98,17 @@ def load_checkpoint(
     ``checkpoint`` is a file (safetensors, torch, Flax msgpack or npz) or a state dict, nested as
     the authors nest theirs. Positions, relative biases and window-sized kernels learned at
     another resolution are resized; first convolutions adapt to other channels. Anything else
-    that is missing, unexpected or of another shape is an error, unless a pattern in ``ignore``
-    names it:
+    that is missing, unexpected or of another shape is a ``CheckpointError``, which has the
+    complete lists, unless a pattern in ``ignore`` names it. A HiViT from masked pre-training:
 
-        load_checkpoint(model, "mae_hivit_base.pth", ignore=("decoder_*", "head.*"))
+        ignore = ("decoder.*", "head.*", "norm.*", "*.bias.table")
+        load_checkpoint(model, "mae_hivit_base.pth", ignore=ignore)
+
+    A model on the meta device comes to the device of the checkpoint.
     """
     state = flat(read(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint)
+    if not hasattr(model, "encoder"):  # our own MaskedAutoencoder's names
+        state = {name.removeprefix("encoder."): value for name, value in state.items()}
     if isinstance(model, Converts):
         state = model.convert(state)
     own = model.state_dict()
@@ -78,8 +131,20 @@ def load_checkpoint(
         if name in own and value.shape != own[name].shape
     ]
     if missing or unexpected or shapes:
-        raise CheckpointError(misfit(model, checkpoint, missing, unexpected, shapes))
-    model.load_state_dict(state, strict=False)
+        raise CheckpointError(
+            misfit(model, checkpoint, missing, unexpected, shapes), missing, unexpected, shapes
+        )
+    empty = {n: v for n, v in (*model.named_parameters(), *model.named_buffers()) if v.is_meta}
+    left = sorted(empty.keys() - state.keys())
+    if left:
+        raise CheckpointError(
+            f"the model is on the meta device and the checkpoint has no {some(left)}: "
+            "build the model on the CPU",
+            missing=left,
+        )
+    if empty:  # own copies: assigned tensors would otherwise be shared with the caller's
+        state = {n: v.detach().to(own[n].dtype, copy=True) for n, v in state.items()}
+    model.load_state_dict(state, strict=False, assign=bool(empty))
     return Loaded(resized, ignored)
 
 
@@ -92,6 +157,18 @@ def for_timm(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
     }
 
 
+def some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def classifiers(model: nn.Module) -> tuple[str, ...]:
+    """Patterns of the classifier's names: ``head.*`` in our models, as timm says in its own."""
+    cfg = getattr(model, "pretrained_cfg", None) or {"classifier": "head"}
+    names = cfg.get("classifier") or ()
+    return tuple(f"{name}.*" for name in ((names,) if isinstance(names, str) else names))
+
+
 def misfit(
     model: nn.Module,
     checkpoint: object,
@@ -99,11 +176,7 @@ def misfit(
     unexpected: list[str],
     shapes: list[str],
 ) -> str:
-    """One message with everything that does not fit, and what to do."""
-
-    def some(names: list[str]) -> str:
-        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
+    """One message with what does not fit, and what to do."""
     source = checkpoint if isinstance(checkpoint, str | Path) else "the state dict"
     name = getattr(model, "name", type(model).__name__)
     lines = [f"{source} does not fit {name}"]
@@ -111,10 +184,12 @@ def misfit(
     lines += [f"not in the model: {some(unexpected)}"] if unexpected else []
     lines += [f"of another shape: {some(shapes)}"] if shapes else []
     every = missing + unexpected + [line.split(":")[0] for line in shapes]
-    if all(n.startswith("head.") for n in every):
+    heads = classifiers(model)
+    if all(any(fnmatch.fnmatch(n, head) for head in heads) for n in every):
+        patterns = ", ".join(f'"{head}"' for head in heads)
         lines.append(
             "only the classifier differs: build the model with the checkpoint's num_classes, "
-            'or start it afresh with ignore=("head.*",)'
+            f"or start it afresh with ignore=({patterns},)"
         )
     else:
         lines.append(
@@ -135,10 +210,15 @@ def read(path: str | Path) -> Mapping[str, Any]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
-        if path.suffix in (".flax", ".msgpack") or path.name.startswith(("ckpt-", "checkpoint_")):
+        flax = path.suffix in (".flax", ".msgpack")
+        if flax or (path.suffix not in TORCH and path.name.startswith(("ckpt-", "checkpoint_"))):
             return read_flax(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = refusal(path, str(error))
+    except CheckpointError:
+        raise
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     except Exception as error:  # pickle and zip raise their own kinds for a broken file
@@ -146,6 +226,22 @@ def read(path: str | Path) -> Mapping[str, Any]:
     raise CheckpointError(
         f"{path} cannot be read as a checkpoint ({reason}): expected safetensors, a torch file of "
         "plain tensors, Flax msgpack or npz"
+    )
+
+
+def refusal(path: Path, message: str) -> str:
+    """Why torch would not unpickle a file, in a line."""
+    try:
+        with torch.serialization.safe_globals(HARMLESS):
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # an older or broken file, whose names torch cannot list
+        names = re.findall(r"GLOBAL (\S+)", message)[:1]
+    if not names:
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", message)
+        return plain.split("WeightsUnpickler error: ")[-1].splitlines()[0]
+    return (
+        f"refused for safety: it asks to run {some(sorted(names))}; if you trust it, give "
+        "torch.load(..., weights_only=False) instead of the path"
     )
 
 
@@ -169,6 +265,11 @@ def read_flax(path: Path) -> Mapping[str, Any]:
 
 def flat(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights out of a checkpoint's nesting, without wrappers' prefixes, as tensors."""
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"the checkpoint holds a {type(checkpoint).__name__}, expected names and tensors: "
+            "give a state dict, or a file of one"
+        )
     while nest := next((n for n in NESTS if isinstance(checkpoint.get(n), Mapping)), None):
         checkpoint = checkpoint[nest]
     state: dict[str, Tensor] = {}

@@ -1,5 +1,6 @@
 """Masked autoencoding (HiViT, Section 3.3): hide units of an image, have them painted back."""
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -78,6 +79,12 @@ class MaskedAutoencoder(nn.Module):
 
     The decoder gets every stage's tokens of a unit side by side (the code's ``hifeat``; the paper
     is silent). Its positions are fixed; the encoder's start the same way and are learned.
+
+    ``encoder`` is copied and stays as it was: the copy has no head, and its positions always start
+    as sines and cosines. What it learned goes back by name:
+
+        ignore = ("decoder.*", "head.*", "norm.*")
+        load_checkpoint(encoder, autoencoder.state_dict(), ignore=ignore)
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class MaskedAutoencoder(nn.Module):
     ) -> None:
         super().__init__()
         self.mask_ratio = mask_ratio
-        self.encoder = encoder
+        self.encoder = encoder = copy.deepcopy(encoder)
         encoder.prune_intermediate_layers(None, prune_norm=True)
         rows, cols = (-(-side // UNIT) for side in encoder.img_size)
         cells = [UNIT // stride for stride in encoder.strides]
