@@ -169,7 +169,7 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
             ratios.append(spent[id(peer)] / spent[id(ours)])
         low, middle, high = statistics.quantiles(ratios, n=4)
         memory = [
-            statistics.median(peak_growth(index, one, train, batch) for _ in range(3))
+            statistics.mean(peak_growth(index, one, train, batch) for _ in range(2))
             for one in (True, False)
         ]
         found.append(

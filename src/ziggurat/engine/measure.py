@@ -52,18 +52,19 @@ def count(
     elif overrides:
         raise TypeError(f"a built model takes no {', '.join(overrides)}: give its name instead")
     model = on_meta(model).eval()
-    channels: int = in_chans or getattr(model, "in_chans", 3)
+    if in_chans is None:
+        in_chans = model.in_chans if isinstance(model, Backbone) else 3
     height, width = pair(trained_size(model) if img_size is None else img_size)
     counter = FlopCounterMode(display=False, custom_mapping=NORMS)
     with counter, torch.no_grad():
-        model(torch.empty(1, channels, height, width, device="meta"))
+        model(torch.empty(1, in_chans, height, width, device="meta"))
     norms = sum(counter.get_flop_counts()["Global"].get(op, 0) for op in NORMS)
     dims, strides = (model.dims, model.strides) if isinstance(model, Backbone) else ((), ())
     return Cost(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=(counter.get_total_flops() - norms) // 2,
         norms=norms,
-        input_size=(channels, height, width),
+        input_size=(in_chans, height, width),
         dims=dims,
         strides=strides,
     )
