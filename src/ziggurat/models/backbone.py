@@ -1,8 +1,8 @@
 """The contract of every family: what tasks, timm and its users ask of a model.
 
-A family says how an image becomes a state (``embed``), what its stages do to the state, and how a
-state is read: as a map (``stage_map``) or as what the head pools (``finish``, ``pool``). All of
-timm's methods follow from these five.
+A family says how an image becomes a state (``embed``), what its stages do to the state, and, if
+the state is more than a map, how it is read: as a map (``stage_map``) or as what the head pools
+(``normed``, ``finish``, ``pool``). All of timm's methods follow from these.
 """
 
 import operator
@@ -91,16 +91,16 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def stage_map(self, state: Any) -> Tensor:
-        """What a stage left behind, as a map (B, C, H, W)."""
-        raise NotImplementedError
-
-    def finish(self, state: Any) -> Tensor:
-        """What the last stage left behind, as the head takes it."""
-        raise NotImplementedError
+        """What a stage left behind, as a map (B, C, H, W); it is one already, channels last."""
+        return state.permute(0, 3, 1, 2)
 
     def normed(self, state: Any) -> Any:
-        """The last state behind the final norm, where that norm is one of tokens on the map."""
-        return state
+        """The last state behind the final norm; as it is if that norm is not one of the map."""
+        return self.norm(state)
+
+    def finish(self, state: Any) -> Tensor:
+        """What the last stage left behind, as the head takes it: here a map (B, C, H, W)."""
+        return self.stage_map(self.normed(state))
 
     def pool(self, features: Tensor) -> Tensor:
         """``finish``'s answer, averaged over positions: (B, C)."""
@@ -330,6 +330,16 @@ def choice(value: str, allowed: Sequence[str], what: str) -> str:
 def checked_pool(global_pool: str) -> str:
     """timm's ways to pool that make sense here: the mean, or none at all."""
     return choice(global_pool, ("avg", ""), "global_pool")
+
+
+def init_weights(module: nn.Module) -> None:
+    """DeiT's way: N(0, 0.02) for linear layers and tables, biases 0, convolutions as torch's."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, LearnedTable):
+        nn.init.trunc_normal_(module.table, std=0.02)
 
 
 def classifier(dim: int, classes: int) -> nn.Module:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ziggurat.layers import windows
 from ziggurat.layers.attention import Attention, Block, drop_path_rates
 from ziggurat.layers.position import GridPosition, RelativeBias
-from ziggurat.models.backbone import Backbone, Stage, choice, classifier
+from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights
 
 UNIT = 16  # pixels a side: one token of the main stage
 EPS = 1e-6
@@ -331,6 +331,10 @@ class HiViT(Backbone):
         """A stage's map."""
         return state.map().permute(0, 3, 1, 2)
 
+    def normed(self, state: Units) -> Units:
+        """As it is: HiViT's norm comes behind the mean."""
+        return state
+
     def finish(self, state: Units) -> Tensor:
         """The main stage's map; its norm comes behind the mean."""
         return state.tokens.flatten(1, 3).unflatten(1, state.grid).permute(0, 3, 1, 2)
@@ -374,16 +378,6 @@ class HiViT(Backbone):
                 name = name.removeprefix("fc_")
             ours[name] = value
         return ours
-
-
-def init_weights(module: nn.Module) -> None:
-    """As the official code: normal 0.02 for linear layers and positions, biases 0."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, GridPosition | RelativeBias):
-        nn.init.trunc_normal_(module.table, std=0.02)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

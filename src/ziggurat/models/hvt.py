@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ziggurat.layers import windows
 from ziggurat.layers.attention import Attention, Block, drop_path_rates
 from ziggurat.layers.position import GridPosition, LearnedTable, resize
-from ziggurat.models.backbone import Backbone, Stage, choice, classifier, pair
+from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights, pair
 
 EPS = 1e-6
 HEAD_DIM = 64  # of every model in the paper: width is 64 times the number of heads (Table 6)
@@ -344,15 +344,6 @@ def split_depth(depth: int, stages: int) -> list[int]:
             f"take {', '.join(fitting)} stages or another depth"
         )
     return [depth // stages] * stages if stages else [depth]
-
-
-def init_weights(module: nn.Module) -> None:
-    """As the official code, DeiT's way: convolutions keep PyTorch's."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, LearnedTable):
-        nn.init.trunc_normal_(module.table, std=0.02)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

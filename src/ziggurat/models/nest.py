@@ -278,18 +278,6 @@ class NesT(Backbone):
             0, 2, 3, 1
         )
 
-    def stage_map(self, state: Tensor) -> Tensor:
-        """A level's map."""
-        return state.permute(0, 3, 1, 2)
-
-    def normed(self, state: Tensor) -> Tensor:
-        """LN of each token."""
-        return self.norm(state)
-
-    def finish(self, state: Tensor) -> Tensor:
-        """LN, as a map (B, C, H, W)."""
-        return self.stage_map(self.normed(state))
-
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the official Flax names (``a/b``), or timm's."""
         tables = {n: v for n, v in state.items() if n.endswith(("pos_embed", "pos_embedding"))}

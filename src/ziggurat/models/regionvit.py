@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ziggurat.layers import windows
 from ziggurat.layers.attention import Attention, Block, drop_path_rates
 from ziggurat.layers.convolution import Conv
-from ziggurat.layers.position import GridPosition, LearnedTable, RelativeBias, resize
-from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_stage
+from ziggurat.layers.position import GridPosition, RelativeBias, resize
+from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights, per_stage
 
 PATCH = 4  # pixels a side of a local token (Table 2)
 EPS = 1e-6  # of norms inside blocks and before the head
@@ -326,6 +326,10 @@ class RegionViT(Backbone):
         """A stage's local tokens, (B, C, H, W)."""
         return state.local.permute(0, 3, 1, 2)
 
+    def normed(self, state: Tokens) -> Tokens:
+        """As it is: the norm is the regional tokens', the map the local ones'."""
+        return state
+
     def finish(self, state: Tokens) -> Tensor:
         """LN of the regional tokens, or of the local ones if there are no others: (B, C, H, W)."""
         x = state.local if state.regional is None else state.regional
@@ -434,15 +438,6 @@ def checked_windows(sides: tuple[int, ...]) -> tuple[int, ...]:
             f"no later window is larger, and none is smaller than 1; got {sides}"
         )
     return sides
-
-
-def init_weights(module: nn.Module) -> None:
-    """As the official code: linear layers and tables from N(0, 0.02), convolutions torch's own."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, LearnedTable):
-        nn.init.trunc_normal_(module.table, std=0.02)
 
 
 TI = dict(dims=(64, 128, 256, 512), depths=(2, 2, 8, 2), tokenize="3conv")

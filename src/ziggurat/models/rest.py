@@ -302,18 +302,6 @@ class ResT(Backbone):
         """The stem: (B, H / 4, W / 4, C)."""
         return self.stem(images)
 
-    def stage_map(self, state: Tensor) -> Tensor:
-        """A stage's map."""
-        return state.permute(0, 3, 1, 2)
-
-    def normed(self, state: Tensor) -> Tensor:
-        """LN of each token."""
-        return self.norm(state)
-
-    def finish(self, state: Tensor) -> Tensor:
-        """LN, as a map (B, C, H, W)."""
-        return self.stage_map(self.normed(state))
-
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the official names of either version."""
         return {ours(name): value for name, value in state.items()}
