@@ -5,17 +5,14 @@
 
 Times on a shared machine wander; a ratio of two runs side by side does not. Each round runs ours
 and the peer's once, in turn; what is printed is the median of the rounds' ratios and their middle
-half. Memory is how far one step raises the peak of the resident set, in a process of its own
-(Linux only).
+half. Memory is what tensors take at the step's peak beyond weights and images: exact, not sampled.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +24,7 @@ from torch import nn
 
 import ziggurat
 from ziggurat.engine import results
-from ziggurat.engine.measure import count
+from ziggurat.engine.measure import count, peak_memory
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 README = Path(__file__).parents[1] / "README.md"
@@ -124,36 +121,8 @@ def seconds(model: nn.Module, images: torch.Tensor, train: bool) -> float:
     return time.perf_counter() - start
 
 
-def peak_growth(pair: int, ours: bool, train: bool, batch: int) -> int:
-    """Bytes by which a step raises the peak, measured where nothing ran before."""
-    command = [sys.executable, __file__, "--memory", str(pair), "--batch", str(batch)]
-    command += ["--ours"] * ours + ["--train"] * train
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(json.loads(out)["bytes"])
-
-
-def measure_memory(pair: Pair, ours: bool, train: bool, batch: int) -> None:
-    """The child process of ``peak_growth``."""
-    model = pair.build_ours() if ours else pair.build()
-    step(model, torch.randn(1, 3, 224, 224), train)  # what a first call allocates for good
-    images = torch.randn(batch, 3, 224, 224)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = resident("VmRSS")
-    step(model, images, train)
-    print(json.dumps({"bytes": resident("VmHWM") - before}))
-
-
-def resident(field: str) -> int:
-    """This process's resident set in bytes: now (VmRSS) or at its peak (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"the kernel does not tell {field}")
-
-
-def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+def measure(pair: Pair, batch: int, rounds: int) -> list[dict[str, Any]]:
     """One pair: inference and training."""
-    pair = PAIRS[index]
     torch.manual_seed(SEED)
     ours, peer = pair.build_ours(), pair.build()
     costs = [count(model, 224, 3) for model in (ours, peer)]
@@ -168,10 +137,7 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
             spent = {id(model): seconds(model, images, train) for model in turns}
             ratios.append(spent[id(peer)] / spent[id(ours)])
         low, middle, high = statistics.quantiles(ratios, n=4)
-        memory = [
-            statistics.mean(peak_growth(index, one, train, batch) for _ in range(2))
-            for one in (True, False)
-        ]
+        memory = [peak_memory(partial(step, model, images, train)) for model in (ours, peer)]
         found.append(
             {
                 "ours": pair.ours,
@@ -185,8 +151,8 @@ def measure(index: int, batch: int, rounds: int) -> list[dict[str, Any]]:
                 "speedup": round(middle, 3),
                 "speedup_quartiles": [round(low, 3), round(high, 3)],
                 "memory_ratio": round(memory[0] / memory[1], 3),
-                "memory_ours_mib": round(memory[0] / 2**20),
-                "memory_peer_mib": round(memory[1] / 2**20),
+                "memory_ours_mib": round(memory[0] / 2**20, 1),
+                "memory_peer_mib": round(memory[1] / 2**20, 1),
             }
         )
     return found
@@ -223,19 +189,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, help="results file; for all pairs the repository's")
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.memory is not None:
-        measure_memory(PAIRS[args.memory], args.ours, args.train, args.batch)
-        return
     known = {pair.ours for pair in PAIRS}
     for name in args.models:
         if name not in known:
             parser.error(f"no peer for {name!r}: there are {', '.join(sorted(known))}")
-    chosen = [i for i, p in enumerate(PAIRS) if not args.models or p.ours in args.models]
-    found = [row for i in chosen for row in measure(i, args.batch, args.rounds)]
+    chosen = [pair for pair in PAIRS if not args.models or pair.ours in args.models]
+    found = [row for pair in chosen for row in measure(pair, args.batch, args.rounds)]
     table = Table(title=f"batch {args.batch}, 224 px, float32; above 1.00: ours is faster")
     for column in ("ours", "peer", "mode", "speed-up (middle half)", "memory, ours / peer"):
         table.add_column(column)

@@ -19,12 +19,11 @@ def test_the_readme_shows_the_results_file() -> None:
 
 
 def test_the_committed_results_show_ours_no_slower_and_no_larger() -> None:
-    """Of the committed figures: a model that is not the same is judged by its multiply-adds."""
+    """A model that is not the same is judged by its multiply-adds; the middle half must reach 1."""
     for row in json.loads(peers.RESULTS.read_text())["measured"]:
         work = 1.0 if row["same"] else row["macs"][0] / row["macs"][1]
-        assert row["speedup"] * work >= 0.98, row  # 2 % is what two equal runs differ by
-        # While a stage runs, its caller still holds what came in: 5 MiB of HVT's at batch 8.
-        assert row["memory_ours_mib"] <= 1.02 * max(work, 1.0) * row["memory_peer_mib"] + 5, row
+        assert row["speedup_quartiles"][1] * work >= 1, row
+        assert row["memory_ratio"] <= 1, row
 
 
 @pytest.mark.slow

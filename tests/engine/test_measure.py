@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ziggurat import complexity
-from ziggurat.engine.measure import Level, count, levels
+from ziggurat.engine.measure import Level, count, levels, peak_memory
 from ziggurat.layers.attention import Attention
 from ziggurat.models.registry import create_model
 
@@ -127,3 +127,14 @@ def test_levels_are_what_an_image_meets() -> None:
     assert [(level.windows, level.side) for level in levels("regionvit_ti", 448)] == [
         (256, 7), (64, 7), (16, 7), (4, 7),
     ]  # fmt: skip
+
+
+def test_peak_memory_is_what_lives_at_once() -> None:
+    def run() -> None:
+        first = torch.empty(1000, 1000)
+        second = torch.empty(500, 1000)
+        del first
+        torch.empty(200, 1000)
+        del second
+
+    assert peak_memory(run) == 4 * 1500 * 1000

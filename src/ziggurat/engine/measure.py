@@ -7,10 +7,13 @@ and all matrix products are counted, attention's own included, for one image in 
 import copy
 import inspect
 import math
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.layers.attention import Attention
@@ -68,6 +71,31 @@ def count(
         dims=dims,
         strides=strides,
     )
+
+
+def peak_memory(run: Callable[[], object]) -> int:
+    """Bytes by which tensors made while ``run`` runs exceed what was there before, at the most.
+
+    The same every time: allocations are counted, not pages of the process, which move with the
+    state of the heap. Scratch space inside a kernel is not a tensor and not counted.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its start and stop are no user's news
+    with profile(profile_memory=True) as seen:
+        run()
+    live = peak = 0
+    assert seen.kineto_results is not None
+    events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
 
 
 class Level(NamedTuple):

@@ -144,11 +144,10 @@ class PoolingStage(Stage):
     def forward(self, tokens: Tokens) -> Tokens:
         """The first block sees all tokens, the others what is left."""
         first, *others = self.blocks
-        tokens = self.pool(tokens._replace(x=self.step(first, tokens.x)))
-        x = tokens.x
+        x, grid = self.pool(tokens._replace(x=self.step(first, tokens.x)))
         for block in others:
             x = self.step(block, x)
-        return tokens._replace(x=x)
+        return Tokens(x, grid)
 
 
 class HVT(Backbone):
@@ -264,7 +263,7 @@ class HVT(Backbone):
         """Eq. 1, without the class token unless asked."""
         x = self.patch_embed(windows.pad_to_multiple(images, self.patch_size)).permute(0, 2, 3, 1)
         H, W = x.shape[1:3]
-        x = (x + self.pos(H, W)).flatten(1, 2)
+        x = (self.pos(H, W) + x).flatten(1, 2)  # laid out as the position is: channels last
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         return Tokens(x, (H, W))
