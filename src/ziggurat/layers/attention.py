@@ -52,7 +52,19 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, N, head_dim)
         if bias is not None:
             bias = bias.to(q.dtype)
-        return self.proj(heads_together(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
+        return self.proj(heads_together(attend(q, k, v, bias)))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v, fused where there is a kernel for it.
+
+    On a CPU there is none that gives a bias its gradient, and torch's own way around it looks for
+    rows that see nothing. Ours have none.
+    """
+    if bias is None or not bias.requires_grad or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    return logits.add_(bias).softmax(-1) @ v
 
 
 def heads_together(x: Tensor) -> Tensor:
