@@ -1,0 +1,474 @@
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from ziggurat import create_model
+from ziggurat.engine import recipe as recipes
+from ziggurat.engine.recipe import ROWS, Recipe, RecipeError, load, parse, read, value_of
+from ziggurat.tasks.classify import ClassifySettings
+
+SMALL = [name for name in recipes.names() if name.endswith(("_small", "/digits"))]
+PAPERS = [name for name in recipes.names() if name not in SMALL]
+CLASSES = {
+    "digits": 10, "cifar10": 10, "cifar100": 100, "pets": 37, "cars": 196, "chestxray8": 8,
+    "imagenet": 1000, "imagenet21k": 21841,
+}  # fmt: skip
+
+
+def rows_of(name: str) -> list[Recipe]:
+    """A recipe once for each of its rows, also of those that share a model."""
+    origin, table = read(name)
+    rows = table.pop(ROWS)
+    return [parse({"name": name} | table | row, origin) for row in rows]
+
+
+def setting(recipe: Recipe, key: str) -> Any:
+    """A key of the loop's or of the task's, as they stand side by side in a file."""
+    return getattr(recipe if hasattr(recipe, key) else recipe.settings, key)
+
+
+def build(recipe: Recipe, device: str = "meta") -> nn.Module:
+    """The model of a recipe; timm's convolutional ones take images of any size."""
+    settings = recipe.settings
+    assert isinstance(settings, ClassifySettings)
+    options: dict[str, Any] = settings.model_options() | recipe.model_args
+    cfg = timm.get_pretrained_cfg(recipe.model.removeprefix("timm/"), allow_unregistered=True)
+    ours = not recipe.model.startswith("timm/")
+    if settings.img_size is not None and (ours or (cfg is not None and cfg.fixed_input_size)):
+        options["img_size"] = settings.img_size
+    with torch.device(device):
+        model: nn.Module = create_model(
+            recipe.model, num_classes=CLASSES[recipe.data], **options
+        ).eval()
+    return model
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def mine(folder: Path, text: str = "") -> Path:
+    """A file with what every recipe needs, and ``text``."""
+    return written(
+        folder, f'task = "classify"\ndata = "digits"\nmodel = "nest_tiny_cifar"\n{text}\n'
+    )
+
+
+every_recipe = pytest.mark.parametrize("name", recipes.names())
+every_small_one = pytest.mark.parametrize("name", SMALL)
+
+
+# What ships.
+
+
+@every_recipe
+def test_every_row_is_valid_and_its_model_can_be_built(name: str) -> None:
+    found = rows_of(name)
+    assert found
+    for recipe in found:
+        assert recipe.name == name
+        assert recipe.source
+        model = build(recipe)
+        assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@every_recipe
+def test_the_first_row_is_the_default_and_a_model_finds_its_own(name: str) -> None:
+    found = rows_of(name)
+    assert load(name) == found[0]
+    first = {recipe.model: recipe for recipe in reversed(found)}
+    for model, recipe in first.items():
+        assert load(name, model) == recipe
+
+
+@every_recipe
+def test_a_file_states_only_what_differs_from_the_defaults(name: str) -> None:
+    table = read(name)[1]
+    rows = table.pop(ROWS)
+    for key, value in table.items():
+        if any(key in row for row in rows):
+            continue  # a row goes back on it
+        settings = load(name).settings
+        field = Recipe.model_fields.get(key) or type(settings).model_fields[key]
+        assert field.is_required() or field.default != value or key == "distillation", key
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_recipe_cites_it(name: str) -> None:
+    assert "arXiv:" in load(name).source
+
+
+@every_small_one
+def test_a_small_recipe_says_that_it_is_no_papers(name: str) -> None:
+    assert "small-scale" in load(name).source
+    assert not load(name).paper
+
+
+@every_small_one
+def test_a_small_recipe_runs_at_its_size(name: str) -> None:
+    for recipe in rows_of(name):
+        model = build(recipe, "cpu")
+        side = setting(recipe, "img_size")
+        with torch.no_grad():
+            assert model(torch.zeros(2, 3, side, side)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name.endswith("cifar10_small")])
+def test_the_compared_models_are_of_like_size(name: str) -> None:
+    count = sum(parameter.numel() for parameter in build(load(name)).parameters())
+    assert 1e6 < count < 2e6
+
+
+def test_the_compared_models_are_trained_alike() -> None:
+    alone = ("name", "source", "note", "model", "model_args", "epochs")
+    found = [load(name).flat() for name in SMALL if name.endswith("cifar10_small")]
+    assert len(found) == 7
+    assert all(
+        {key: value for key, value in other.items() if key not in alone}
+        == {key: value for key, value in found[0].items() if key not in alone}
+        for other in found
+    )
+
+
+# The papers' and their codes' numbers (shared/reference/FACTS.md, Section 7).
+
+SHARED: dict[str, Any] = dict(
+    optimizer="adamw", schedule="cosine", epochs=300, weight_decay=0.05, drop_path=0.1,
+    clip_grad=None, ema=None, layer_decay=None, cooldown_epochs=0, precision="fp32",
+    mixup=0.8, cutmix=1.0, mix_switch=0.5, mix_prob=1.0, label_smoothing=0.1, erase=0.25,
+    repeats=1, freeze=False,
+)  # fmt: skip
+PLAIN = dict(
+    auto_augment="none", color_jitter=0, erase=0, mixup=0, cutmix=0, label_smoothing=0, drop_path=0
+)
+NEST = dict(warmup_lr=0, min_lr=0)
+CIFAR = NEST | dict(
+    warmup_epochs=5, img_size=32, crop="pad", crop_padding=2, test_crop=1, mean=None
+)
+HVT = dict(warmup_epochs=5, warmup_lr=1e-6, min_lr=1e-5, weight_decay=0.025, repeats=3)
+REST = dict(batch=2048, peak_lr=2e-3, warmup_epochs=5, clip_grad=5, repeats=3)
+REST_384 = dict(
+    batch=1024, peak_lr=1e-5, epochs=30, warmup_epochs=0, weight_decay=1e-8, schedule="step",
+    decay_epochs=30, decay_rate=0.1, img_size=384, clip_grad=5, repeats=3,
+)  # fmt: skip
+HIVIT = dict(batch=1024, peak_lr=1e-3, warmup_epochs=20, warmup_lr=1e-6, min_lr=1e-5)
+FINETUNE = dict(
+    batch=1024, peak_lr=2e-3, epochs=100, warmup_epochs=5, min_lr=1e-6, layer_decay=0.85,
+    drop_path=0.2, betas=None,
+)  # fmt: skip
+REGIONVIT = dict(batch=4096, peak_lr=4e-3, warmup_epochs=50, warmup_lr=1e-6, repeats=3)
+IN21K = dict(
+    batch=4096, peak_lr=1e-3, epochs=120, warmup_epochs=5, weight_decay=0.01, repeats=3
+)
+REGIONVIT_384 = dict(
+    batch=1024, peak_lr=2e-4, epochs=30, warmup_epochs=0, weight_decay=1e-8, img_size=384,
+    test_crop=1, repeats=3,
+)  # fmt: skip
+TRANSFER = dict(
+    batch=768, peak_lr=0.01, epochs=1000, warmup_epochs=5, weight_decay=1e-4, optimizer="sgd",
+    momentum=0.9, erase=0, drop_path=0, img_size=224, repeats=3,
+)  # fmt: skip
+
+EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
+    ("nest/imagenet", "nest_tiny"): NEST
+    | dict(batch=1024, peak_lr=1e-3, warmup_epochs=20, drop_path=0.2, crop_scale=(0.05, 1)),
+    ("nest/imagenet", "nest_small"): NEST | dict(peak_lr=1e-3, drop_path=0.3),
+    ("nest/imagenet", "nest_base"): NEST | dict(peak_lr=1e-3, drop_path=0.5),
+    ("nest/cifar10", "nest_tiny_cifar"): CIFAR | dict(batch=192, peak_lr=2.5e-4 * 192 / 256),
+    ("nest/cifar10", "nest_small_cifar"): CIFAR | dict(batch=64, peak_lr=2.5e-4 * 64 / 256),
+    ("nest/cifar10", "nest_base_cifar"): CIFAR | dict(batch=32, peak_lr=2.5e-4 * 32 / 256),
+    ("nest/cifar100", "nest_tiny_cifar"): CIFAR | dict(batch=192, peak_lr=2.5e-4 * 192 / 256),
+    ("nest/cifar100", "nest_small_cifar"): CIFAR | dict(batch=64, peak_lr=2.5e-4 * 64 / 256),
+    ("nest/cifar100", "nest_base_cifar"): CIFAR | dict(batch=32, peak_lr=2.5e-4 * 32 / 256),
+    ("nest/cifar_distill", "nest_base_cifar"): CIFAR
+    | dict(batch=32, distillation="hard", alpha=0.5),
+    ("nest/cifar_distill", "timm/deit_base_patch16_224"): CIFAR,
+    ("hvt/imagenet", "hvt_s_1"): HVT | dict(batch=1024, peak_lr=1e-3),
+    ("hvt/cifar100", "hvt_s_4"): HVT | dict(batch=128, peak_lr=1.25e-4, img_size=224),
+    ("rest/imagenet", "rest_lite"): REST | dict(warmup_lr=4e-6, min_lr=4e-5),
+    ("rest/imagenet", "rest_small"): REST,
+    ("rest/imagenet", "rest_base"): REST | dict(drop_path=0.2),
+    ("rest/imagenet", "rest_large"): REST
+    | dict(batch=1920, peak_lr=1.875e-3, warmup_lr=3.75e-6, min_lr=3.75e-5, drop_path=0.3),
+    ("rest/imagenet_plain", "rest_lite"): PLAIN
+    | dict(batch=2048, optimizer="momentum", momentum=0.9, weight_decay=1e-4, schedule="step")
+    | dict(epochs=100),
+    ("rest/imagenet384", "rest_lite"): REST_384,
+    ("rest/imagenet384", "rest_large"): REST_384,
+    ("hivit/imagenet", "hivit_tiny"): HIVIT | dict(drop_path=0.05),
+    ("hivit/imagenet", "hivit_small"): HIVIT | dict(drop_path=0.3),
+    ("hivit/imagenet", "hivit_base"): HIVIT | dict(drop_path=0.5),
+    ("hivit/imagenet_finetune", "hivit_base"): FINETUNE,
+    ("hivit/imagenet_finetune", "hivit_large"): FINETUNE,
+    ("hivit/imagenet_probe", "hivit_base"): PLAIN
+    | dict(batch=16384, peak_lr=6.4, epochs=90, optimizer="lars", weight_decay=0, freeze=True),
+    ("regionvit/imagenet", "regionvit_ti"): REGIONVIT | dict(repeats=1),
+    ("regionvit/imagenet", "regionvit_s"): REGIONVIT,
+    ("regionvit/imagenet", "regionvit_b_plus"): REGIONVIT,
+    ("regionvit/imagenet21k", "regionvit_b"): IN21K,
+    ("regionvit/imagenet384", "regionvit_m"): REGIONVIT_384,
+    ("regionvit/imagenet384", "regionvit_b_plus"): REGIONVIT_384,
+    ("regionvit/transfer", "regionvit_s"): TRANSFER,
+    ("regionvit/transfer", "regionvit_m"): TRANSFER,
+}
+
+
+@pytest.mark.parametrize(("name", "model"), EXPECTED)
+def test_a_papers_numbers_are_those_of_its_code(name: str, model: str) -> None:
+    recipe = load(name, model)
+    for key, value in (SHARED | EXPECTED[name, model]).items():
+        expected = pytest.approx(value, rel=1e-9, abs=1e-11) if is_number(value) else value
+        assert setting(recipe, key) == expected, key
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def test_no_papers_recipe_is_left_unchecked() -> None:
+    assert {name for name, _ in EXPECTED} == set(PAPERS)
+
+
+def test_larger_regions_are_used_for_larger_images() -> None:
+    windows = {recipe.model: recipe.model_args["windows"] for recipe in rows_of("regionvit/imagenet384")}  # noqa: E501
+    assert windows["regionvit_b"] == [12] * 4  # 7 at 224
+    assert windows["regionvit_b_plus"] == [24, 24, 24, 12]
+
+
+def test_mae_decays_no_weight_but_timms_lars_adapts_only_what_decays() -> None:
+    recipe = load("hivit/imagenet_probe")
+    assert 0 < recipe.weight_decay < 1e-9
+    layer = nn.Linear(4, 2)
+    optimizer = timm.optim.create_optimizer_v2(
+        layer, recipe.optimizer, lr=1.0, weight_decay=recipe.weight_decay, momentum=0.9
+    )
+    before = layer.weight.detach().clone(), layer.bias.detach().clone()
+    layer(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    moved = (layer.weight - before[0]).norm() / before[0].norm()
+    torch.testing.assert_close(moved, torch.tensor(0.001), rtol=1e-3, atol=0)
+    torch.testing.assert_close(layer.bias, before[1] - 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "nest/imagenet": ("2.5e-6", "2.5e-4"),
+        "nest/cifar10": ("2.5e-6", "2.5e-4", "multi-query"),
+        "nest/cifar100": ("2.5e-6", "2.5e-4", "multi-query"),
+        "nest/cifar_distill": ("PyramidNet", "hard"),
+        "hvt/imagenet": ("0.0005", "1e-3", "M = 0"),
+        "hvt/cifar100": ("8 x 128", "224"),
+        "rest/imagenet": ("TRAINING.md",),
+        "rest/imagenet_plain": ("ResNet", "check"),
+        "rest/imagenet384": ("no result",),
+        "hivit/imagenet": ("moving average",),
+        "hivit/imagenet_finetune": ("5e-4", "2e-3"),
+        "hivit/imagenet_probe": ("MAE",),
+        "regionvit/imagenet": ("82.6", "83.2", "default is 5", "14, 14, 14 and 7"),
+        "regionvit/imagenet384": ("0.002", "0.0002", "73.4"),
+        "regionvit/transfer": ("erasing",),
+    }.items(),
+)
+def test_a_note_says_where_paper_and_code_disagree(name: str, words: tuple[str, ...]) -> None:
+    for word in words:
+        assert word in load(name).note
+
+
+def test_accuracies_are_those_of_the_papers_tables() -> None:
+    printed: set[tuple[str, float]] = set()
+    for file in (resources.files("ziggurat") / "tables").iterdir():
+        for table in tomllib.loads(file.read_text())["tables"]:
+            for row in table["rows"]:
+                numbers = [value for value in row["printed"].values() if isinstance(value, str)]
+                printed |= {(row["model"], float(n)) for n in numbers if "model" in row and number(n)}
+    for name in PAPERS:
+        for recipe in rows_of(name):
+            if name not in ("nest/cifar_distill", "hivit/imagenet_probe"):  # in the text; no table's
+                for value in recipe.paper.values():
+                    assert (recipe.model, value) in printed, (name, recipe.model)
+
+
+def number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+# Rows.
+
+
+def test_a_model_without_a_row_takes_what_all_rows_share() -> None:
+    recipe = load("nest/imagenet", "hivit_tiny")
+    assert recipe.model == "hivit_tiny"
+    assert recipe.warmup_epochs == 20
+    assert setting(recipe, "drop_path") == 0.1  # no row's
+    assert recipe.paper == {}
+
+
+def test_changes_go_over_the_row(tmp_path: Path) -> None:
+    recipe = load("nest/imagenet", "nest_base", {"drop_path": 0.0, "epochs": 3, "data": "digits"})
+    assert (setting(recipe, "drop_path"), recipe.epochs, recipe.data) == (0.0, 3, "digits")
+    assert recipe.model == "nest_base"
+
+
+def test_rows_may_change_the_data(tmp_path: Path) -> None:
+    assert {recipe.data for recipe in rows_of("regionvit/transfer")} == {
+        "cifar10", "cifar100", "pets", "cars", "chestxray8",
+    }  # fmt: skip
+    with pytest.raises(RecipeError, match=r"^regionvit/transfer\.toml: data is missing$"):
+        load("regionvit/transfer", "nest_tiny")
+
+
+def test_a_file_of_ones_own_needs_no_rows(tmp_path: Path) -> None:
+    file = mine(tmp_path, "epochs = 2.5")
+    assert load(file).epochs == 2.5
+    assert load(file, "hvt_s_1").model == "hvt_s_1"
+    assert load(file).name == str(file)
+
+
+# Mistakes.
+
+MISTAKES = {
+    "batches = 3": "classify has no setting 'batches': did you mean 'batch'?",
+    "mixupp = 3": "classify has no setting 'mixupp': did you mean 'mixup'?",
+    "teacher = 'x'": "classify has no setting 'teacher': it takes ",
+    "epochs = 0": "epochs should be greater than 0, got 0",
+    "batch = 0": "batch should be greater than or equal to 1, got 0",
+    "layer_decay = 1.5": "layer_decay should be less than or equal to 1, got 1.5",
+    "drop_path = 1": "drop_path should be less than 1, got 1",
+    "erase = -0.1": "erase should be greater than or equal to 0, got -0.1",
+    "batch = 'many'": "batch should be a valid integer, unable to parse string as an integer, "
+    "got 'many'",
+    "batch = 1.5": "batch should be a valid integer, got a number with a fractional part, got 1.5",
+    "lr = []": "lr should be a valid number, got []",
+    "betas = [0.9]": "betas.1 is missing",
+    "mean = [0, 0]": "mean.2 is missing",
+    "schedule = 'linear'": "schedule should be 'cosine', 'step' or 'constant', got 'linear'",
+    "crop = 'centre'": "crop should be 'resized', 'pad' or 'none', got 'centre'",
+    "freeze = 'perhaps'": "freeze should be a valid boolean, unable to interpret input, "
+    "got 'perhaps'",
+    "paper = { top1 = 'good' }": "paper.top1 should be a valid number, "
+    "unable to parse string as a number, got 'good'",
+    "rows = 3": "rows is a list of tables, written [[rows]]",
+    "rows = [3]": "rows is a list of tables, written [[rows]]",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(tmp_path: Path, text: str) -> None:
+    file = mine(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    said = str(caught.value)
+    assert said.startswith(f"{file}: {MISTAKES[text]}")
+    assert "\n" not in said
+
+
+def test_a_mistake_in_a_change_is_told_alike() -> None:
+    with pytest.raises(RecipeError, match=r"^nest/digits\.toml: lr should be greater than 0, got "):
+        load("nest/digits", changes={"lr": -1.0})
+    with pytest.raises(RecipeError, match=r"no setting 'epoch': did you mean 'epochs'\?$"):
+        load("nest/digits", changes={"epoch": 1})
+
+
+@pytest.mark.parametrize("missing", ["data", "model"])
+def test_what_every_recipe_needs_is_asked_for(tmp_path: Path, missing: str) -> None:
+    lines = mine(tmp_path).read_text().splitlines()
+    file = written(tmp_path, "\n".join(line for line in lines if not line.startswith(missing)))
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    assert str(caught.value) == f"{file}: {missing} is missing"
+
+
+@pytest.mark.parametrize("task", ['task = "cook"', ""])
+def test_an_unknown_task_is_told_the_known_ones(tmp_path: Path, task: str) -> None:
+    file = written(tmp_path, f'{task}\ndata = "digits"\nmodel = "nest_tiny"')
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    got = "'cook'" if task else "None"
+    assert str(caught.value).startswith(f"{file}: task is one of classify, distill")
+    assert str(caught.value).endswith(f"got {got}")
+
+
+def test_a_teacher_is_distillations_to_ask_for(tmp_path: Path) -> None:
+    text = mine(tmp_path).read_text().replace("classify", "distill")
+    with pytest.raises(RecipeError, match=r": teacher is missing$"):
+        load(written(tmp_path, text))
+    assert setting(load(written(tmp_path, text + 'teacher = "resnet18"')), "teacher") == "resnet18"
+
+
+def test_what_is_not_toml_is_told_with_the_line(tmp_path: Path) -> None:
+    file = mine(tmp_path, "epochs = = 3")
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    said = str(caught.value)
+    assert said.startswith(f"{file} is not TOML: ")
+    assert "line 4" in said
+    assert "\n" not in said
+
+
+def test_an_unknown_recipe_is_told_the_nearest() -> None:
+    with pytest.raises(
+        RecipeError, match=r"^no recipe is called 'nest/digit': did you mean 'nest/digits'\?$"
+    ):
+        load("nest/digit")
+    with pytest.raises(RecipeError, match=r"^no recipe is called 'zzzz': `ziggurat"):
+        load("zzzz")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "none.toml"
+    with pytest.raises(RecipeError, match=r"^there is no recipe file .*none\.toml$"):
+        load(file)
+
+
+# To a file and back.
+
+
+@every_recipe
+def test_a_dumped_recipe_is_loaded_as_it_was(tmp_path: Path, name: str) -> None:
+    for recipe in rows_of(name):
+        assert load(written(tmp_path, recipe.dump())) == recipe
+
+
+def test_changes_are_dumped_with_the_rest(tmp_path: Path) -> None:
+    changes = {
+        "betas": [0.9, 0.95], "ema": 0.999, "img_size": [24, 32], "init": "a 'quoted' \\ folder",
+        "model_args": {"dims": [32, 64], "attention": "multi_head"}, "freeze": True, "workers": 0,
+    }  # fmt: skip
+    recipe = load("nest/digits", changes=changes)
+    again = load(written(tmp_path, recipe.dump()))
+    assert again == recipe
+    assert again.betas == (0.9, 0.95)
+    assert setting(again, "img_size") == (24, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("-0.5", -0.5),
+        ("true", True),
+        ("false", False),
+        ("[0.9, 0.95]", [0.9, 0.95]),
+        ("{ dims = [32, 64] }", {"dims": [32, 64]}),
+        ('"3"', "3"),
+        ("nest_tiny", "nest_tiny"),
+        ("runs/my first", "runs/my first"),
+        ("rand-m9-mstd0.5", "rand-m9-mstd0.5"),
+        ("none", "none"),
+        ("", ""),
+    ],
+)
+def test_what_follows_set_is_a_value_or_a_word(text: str, value: object) -> None:
+    found = value_of(text)
+    assert found == value
+    assert type(found) is type(value)
