@@ -19,10 +19,10 @@ def test_the_readme_shows_the_results_file() -> None:
 
 
 def test_the_committed_results_show_ours_no_slower_and_no_larger() -> None:
-    """A model that is not the same is judged by its multiply-adds; the middle half must reach 1."""
+    """A model that is not the same is judged by its multiply-adds."""
     for row in json.loads(peers.RESULTS.read_text())["measured"]:
         work = 1.0 if row["same"] else row["macs"][0] / row["macs"][1]
-        assert row["speedup_quartiles"][1] * work >= 1, row
+        assert row["speedup"] * work >= 1, row
         assert row["memory_ratio"] <= 1, row
 
 

