@@ -5,11 +5,13 @@ BIN := .venv/bin
 .PHONY: demo test lint format slow bench clean
 
 demo: .venv/.demo
-	$(BIN)/ziggurat models
-	mkdir -p demo
+	$(BIN)/ziggurat train nest/digits --out demo/nest --overwrite
+	$(BIN)/ziggurat train nest/digits --model timm/deit_tiny_patch16_224 --out demo/deit --overwrite
+	$(BIN)/ziggurat eval demo/nest
+	$(BIN)/ziggurat eval demo/deit
 	$(BIN)/ziggurat info nest_tiny --picture demo/nest_tiny.png --overwrite
-	$(BIN)/ziggurat info hivit_tiny --picture demo/hivit_tiny.png --overwrite
-	@echo "Look at demo/nest_tiny.png and demo/hivit_tiny.png: each stage's map of a photo (random weights)."
+	$(BIN)/ziggurat report demo/nest demo/deit --out demo/report.html --overwrite
+	@echo "Look at demo/report.html (and, from there, at each run's own report)."
 
 test: lint
 	$(BIN)/pytest

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
 
 from ziggurat.engine import recipe as recipes
 from ziggurat.engine import results
@@ -31,11 +32,12 @@ class Bare:
     """A training loop as one writes it by hand."""
 
     def __init__(self, recipe: recipes.Recipe) -> None:
-        self.task: Any = build(recipe)
-        self.task.train()
-        free = self.task.model.no_weight_decay()
-        plain, decayed = [], []
-        for name, p in self.task.model.named_parameters():
+        self.task = build(recipe).train()
+        model: Any = self.task.model
+        free = model.no_weight_decay()
+        plain: list[nn.Parameter] = []
+        decayed: list[nn.Parameter] = []
+        for name, p in model.named_parameters():
             (plain if p.ndim <= 1 or name in free else decayed).append(p)
         groups = [
             {"params": plain, "weight_decay": 0.0},

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.engine.small_runs import write
 from ziggurat.cli import main, parser
+from ziggurat.engine.recipe import load, names
 
 
 def test_models_prints_a_table_with_the_papers_numbers(
@@ -133,3 +135,108 @@ def test_a_closed_pipe_is_no_error() -> None:
     )
     assert found.returncode == 0
     assert "Traceback" not in found.stderr
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Path:
+    return write(tmp_path / "small.toml", epochs=0.2)
+
+
+def test_training_measuring_and_predicting(
+    small_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", str(small_file), "--out", run, "--set", "seed=3", "lr=1e-3"]) == 0
+    trained = capsys.readouterr().out
+    assert main(["eval", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert f"top1 {found['top1']:.6g}" in trained
+    assert "seed = 3\n" in (tmp_path / "run" / "recipe.toml").read_text()
+
+    Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    images = [str(tmp_path / "white.png"), str(tmp_path / "b*.png")]
+    assert main(["predict", run, *images, "--json", "--top", "2"]) == 1
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert [len(row["top"]) for row in rows] == [2, 0]
+    assert sum(guess["probability"] for guess in rows[0]["top"]) <= 1
+    assert "broken.png" in rows[1]["error"]
+    assert "skipped" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train"], "which recipe? `ziggurat train --list` shows them"),
+        (["train", "nest/digit"], "no recipe is called 'nest/digit': did you mean 'nest/digits'?"),
+        (
+            ["train", "nest/digits", "--set", "epoch=3"],
+            "no setting 'epoch': did you mean 'epochs'?",
+        ),
+        (["train", "nest/digits", "--set", "epochs=-1"], "epochs should be greater than 0, got -1"),
+        (["train", "nest/digits", "--set", "mixup=much"], "mixup should be a valid number"),
+        (["train", "nest/digits", "--set", "epochs"], "--set takes key=value, got 'epochs'"),
+        (["train", "nest/digits", "--data", "digit"], "digits"),
+        (["train", "nest/digits", "--model", "nest_tyni"], "did you mean 'nest_tiny'?"),
+        (["train", "nest/imagenet"], "--data"),
+        (["train", "nest/digits", "--out", "nowhere", "--resume"], "no run to resume"),
+        (["finetune", "nest/digits"], "--init is missing"),
+        (["distill", "nest/digits"], "teacher"),
+        (["eval", "nowhere/at/all"], "neither a folder nor a hub id"),
+        (["predict", "nowhere/at/all", "x.png"], "there is no image, folder or pattern 'x.png'"),
+        (["report", "nowhere"], "nowhere is not a run's folder"),
+        (["data", "get", "cifar11"], "did you mean 'cifar10'?"),
+    ],
+)
+def test_a_mistake_in_training_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.strip().count("\n") == 0
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())  # nothing is left in the way of the next try
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(
+    small_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(small_file), "--out", str(tmp_path / "run"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert 'model = "nest_tiny_cifar"' in out
+    for word in ("1438 images", "22 steps an epoch", "minutes an epoch", "MiB for a step"):
+        assert word in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_minutes_choose_the_epochs(
+    small_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(small_file), "--out", str(tmp_path / "run"), "--minutes", "0.02"]
+    assert main(words) == 0
+    assert "0.02 minutes are" in capsys.readouterr().err
+    epochs = float(load(tmp_path / "run" / "recipe.toml").epochs)
+    assert epochs != 0.2
+    assert main([*words, "--resume"]) == 0  # as many as fitted then
+
+
+def test_the_list_of_recipes_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names())
+
+
+def test_own_data_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (8, 8), (i, i, 99)).save(tmp_path / "photos" / name / f"{i}.png")
+    assert main(["data", "check", str(tmp_path / "photos"), "--json"]) in (0, 1)
+    json.loads(capsys.readouterr().out)
+    (tmp_path / "photos" / "a" / "0.png").write_bytes(b"no image")
+    assert main(["data", "check", str(tmp_path / "photos")]) == 1
+    assert "0.png" in capsys.readouterr().out

@@ -230,7 +230,7 @@ def recipes() -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("recipe", "task", "data", "models", "source"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "recipe")
     for name in names():
         found = read(name)[1]
         rows = [row.get("model", "") for row in found.get("rows", [])] or [found.get("model", "")]
@@ -327,6 +327,26 @@ def data(args: argparse.Namespace) -> int:
     else:
         Console().print(*report.lines(), sep="\n", highlight=False, markup=False, soft_wrap=True)
     return 0 if report.ok else 1
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write the report of a run again, or one page that compares several."""
+    from pathlib import Path
+
+    from ziggurat.engine.report import compare, write
+
+    runs = [Path(run) for run in args.runs]
+    for run in runs:
+        if not (run / "recipe.toml").is_file():
+            raise FileNotFoundError(f"{run} is not a run's folder: it has no recipe.toml")
+    if len(runs) == 1 and args.out is None:
+        print(write(runs[0]))
+        return
+    if args.out is None:
+        raise ValueError("where to? several runs are compared in --out FILE.html")
+    if os.path.exists(args.out) and not args.overwrite:
+        raise FileExistsError(f"{args.out} exists: take another name or --overwrite")
+    print(compare(runs, Path(args.out)))
 
 
 def size_of(sides: list[int] | None) -> tuple[int, int] | None:
@@ -443,6 +463,11 @@ def parser() -> Parser:
     one.add_argument("--top", type=int, default=5, help="how many classes (5)")
     one.add_argument("--batch", type=int, default=32, help="images at a time (32)")
     one.add_argument("--json", action="store_true", help="for machines")
+
+    one = verb(report, "ziggurat report runs/nest runs/deit --out compare.html")
+    one.add_argument("runs", nargs="+", help="folders of runs, finished or not")
+    one.add_argument("--out", metavar="HTML", help="a page that compares them")
+    one.add_argument("--overwrite", action="store_true", help="replace an existing page")
 
     one = verb(data, "ziggurat data check photos/")
     one.add_argument("what", choices=("get", "check"), help="fetch a set, or check one")

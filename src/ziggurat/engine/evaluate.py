@@ -59,10 +59,10 @@ def evaluate(
 
     With the run's own data, batch and precision: the number that training printed.
     """
+    model = from_pretrained(source)
     found = recipe_of(source)
     if found is None and data is None:
         raise ValueError(f"{source} does not say what it was trained on: give --data")
-    model = from_pretrained(source)
     if found is None:
         found = parse({"name": "eval", "task": "classify", "data": data, "model": "any"}, "eval")
     kind = TASKS[found.task]

@@ -88,9 +88,12 @@ def train(
         raise TypeError("a loaded recipe takes no changes: give its name, or load it with them")
     folder = default_folder(recipe) if out is None else Path(out)
     devices = accelerator(recipe.precision)
-    with devices.main_process_first():
-        claim(folder, recipe, resume, overwrite, devices.is_main_process)
-    return Loop(recipe, folder, devices, resume).run()
+    check(folder, recipe, resume, overwrite)
+    loop = Loop(recipe, folder, devices, resume)
+    devices.wait_for_everyone()  # all have looked before one writes
+    if devices.is_main_process and not resume:
+        begin(folder, recipe)
+    return loop.run()
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -98,35 +101,34 @@ def default_folder(recipe: Recipe) -> Path:
     return Path("runs") / recipe.name.replace("/", "-")
 
 
-def claim(folder: Path, recipe: Recipe, resume: bool, overwrite: bool, main: bool) -> None:
-    """See that the folder is ours to write to, and that it holds this recipe."""
-    saved = folder / RECIPE
-    if resume:
-        if not saved.is_file():
-            raise FileNotFoundError(f"{folder} has no {RECIPE}: there is no run to resume")
-        before = parse(read(saved)[1], str(saved)).flat()
-        now = recipe.flat()
-        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-        if changed:
-            lines = ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" for k in changed)
-            raise ValueError(
-                f"{folder} was begun with another recipe ({lines}): resume it as it is"
+def check(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
+    """See that the folder is ours to write to or, to resume, that it holds this recipe."""
+    if not resume:
+        if folder.exists() and any(folder.iterdir()) and not overwrite:
+            raise FileExistsError(
+                f"{folder} exists: --resume goes on with it, --overwrite starts again, "
+                "--out takes another folder"
             )
         return
-    if not main:
-        return
-    if folder.exists() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"{folder} exists: --resume goes on with it, --overwrite starts again, "
-            "--out takes another folder"
-        )
+    saved = folder / RECIPE
+    if not saved.is_file():
+        raise FileNotFoundError(f"{folder} has no {RECIPE}: there is no run to resume")
+    before, now = parse(read(saved)[1], str(saved)).flat(), recipe.flat()
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if changed:
+        lines = ", ".join(f"{key} {before.get(key)} -> {now.get(key)}" for key in changed)
+        raise ValueError(f"{folder} was begun with another recipe ({lines}): resume it as it is")
+
+
+def begin(folder: Path, recipe: Recipe) -> None:
+    """Clear what an earlier run left, and write down what this one does."""
     for old in ("checkpoints", "best", "tensorboard"):
         shutil.rmtree(folder / old, ignore_errors=True)
     for pattern in (METRICS, RESULTS, BAD, "*.png", "report.html", "model.safetensors"):
         for file in folder.glob(pattern):
             file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    saved.write_text(recipe.dump())
+    (folder / RECIPE).write_text(recipe.dump())
 
 
 class Loop:
@@ -163,7 +165,7 @@ class Loop:
         self.ema = ModelEmaV3(self.task.model, recipe.ema, use_warmup=True) if recipe.ema else None
         if resume:
             self.restore()
-        self.log = Log(self.folder, self.step) if self.main else None
+        self.log: Log | None = None
         self.progress = Progress(self.steps, self.step, self.state.get("minutes", 0.0), self.main)
 
     def order(self, start: int, stop: int) -> Steps:
@@ -184,6 +186,7 @@ class Loop:
 
     def run(self) -> Run:
         """All steps that are left, then the evaluation of what is saved, then the report."""
+        self.log = Log(self.folder, self.step) if self.main else None
         every = max(1, round(self.recipe.eval_epochs * self.per_epoch))
         saved_at = time.monotonic()
         with Signals() as signals, self.progress:

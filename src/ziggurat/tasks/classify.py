@@ -87,6 +87,7 @@ class Classify(Task):
     settings: ClassifySettings
     mean: Tensor
     std: Tensor
+    counts: list[float]  # images, first guess right, right among five, sum of losses
     mistakes: "list[Mistake]"
 
     def __init__(self, model: Any, settings: ClassifySettings, data: Data) -> None:
@@ -261,7 +262,7 @@ class Classify(Task):
         self.calibration.reset()
         if self.confusion is not None:
             self.confusion.reset()
-        self.counts: list[float] = [0, 0, 0, 0.0]  # images, first right, among five, loss
+        self.counts = [0, 0, 0, 0.0]
         self.mistakes = []
 
     def deployed(self, model: nn.Module) -> nn.Module:
