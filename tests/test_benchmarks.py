@@ -8,7 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import peers  # noqa: E402  (a script, not a package)
+import loop  # noqa: E402  (scripts, not a package)
+import peers  # noqa: E402
 
 
 def test_the_readme_shows_the_results_file() -> None:
@@ -39,3 +40,18 @@ def test_an_unknown_model_is_one_clear_line() -> None:
     found = subprocess.run(words, capture_output=True, text=True)
     assert found.returncode == 2
     assert "no peer for 'resnet50': there are" in found.stderr
+
+
+def test_the_loop_costs_little_and_does_not_wait() -> None:
+    """Of the committed figures."""
+    found = json.loads(loop.RESULTS.read_text())
+    assert found["measured"]["overhead"] <= 0.03
+    assert found["measured"]["waiting"] < 0.05
+
+
+def test_digits_are_learned() -> None:
+    """Of the committed figures, from ``ziggurat train nest/digits``."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "digits.json").read_text())
+    assert found["measured"]["test"]["top1"] >= 98
+    assert found["measured"]["recipe"]["name"] == "nest/digits"
+    assert found["measured"]["history"]

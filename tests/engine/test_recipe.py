@@ -10,7 +10,7 @@ from torch import nn
 
 from ziggurat.engine import measure
 from ziggurat.engine import recipe as recipes
-from ziggurat.engine.recipe import ROWS, Recipe, RecipeError, load, parse, read, value_of
+from ziggurat.engine.recipe import ROWS, Recipe, RecipeError, parse, read, value_of
 from ziggurat.tasks.classify import ClassifySettings
 
 ANY = [name for name in recipes.names() if name.startswith("any/")]  # for models of one's own
@@ -21,13 +21,26 @@ CLASSES = {
     "imagenet": 1000, "imagenet21k": 21841,
 }  # fmt: skip
 YOURS = {"model": "nest_tiny", "data": "digits"}
+NEEDY = [name for name in recipes.names() if read(name)[1].get("needs_init")]
+
+
+def start(name: str | Path) -> dict[str, str]:
+    """What a recipe that goes on from a trained model has to be given."""
+    return {"init": "somewhere"} if name in NEEDY else {}
+
+
+def load(
+    name: str | Path, model: str | None = None, changes: dict[str, Any] | None = None
+) -> Recipe:
+    """A recipe, with somewhere to start from if it needs that."""
+    return recipes.load(name, model, start(name) | (changes or {}))
 
 
 def rows_of(name: str) -> list[Recipe]:
     """A recipe once for each of its rows, also of those that share a model."""
     origin, table = read(name)
     rows = [YOURS] if name in ANY else table.pop(ROWS)
-    return [parse({"name": name} | table | row, origin) for row in rows]
+    return [parse({"name": name} | table | row | start(name), origin) for row in rows]
 
 
 def setting(recipe: Recipe, key: str) -> Any:
@@ -39,9 +52,12 @@ def build(recipe: Recipe) -> nn.Module:
     """The model of a recipe on the meta device."""
     settings = recipe.settings
     assert isinstance(settings, ClassifySettings)
-    options: dict[str, Any] = settings.model_options() | recipe.model_args
-    classes = CLASSES[recipe.data]
-    return measure.build(recipe.model, settings.img_size, num_classes=classes, **options).eval()
+    options = {
+        "num_classes": CLASSES[recipe.data],
+        "drop_path_rate": settings.drop_path,
+        "drop_rate": settings.drop,
+    }
+    return measure.build(recipe.model, settings.img_size, **options | recipe.model_args).eval()
 
 
 def written(folder: Path, text: str) -> Path:
@@ -361,6 +377,40 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(tmp_path: Path,
     said = str(caught.value)
     assert said.startswith(f"{file}: {MISTAKES[text]}")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_goes_on_from_a_trained_model_does_not_start_from_nothing(name: str) -> None:
+    with pytest.raises(RecipeError, match="it goes on from a trained model: give --init"):
+        recipes.load(name)
+
+
+def test_a_row_is_the_one_most_like_the_changes() -> None:
+    assert load("regionvit/transfer", changes={"data": "cifar100"}).paper == next(
+        recipe.paper for recipe in rows_of("regionvit/transfer") if recipe.data == "cifar100"
+    )
+    assert not load("nest/cifar10", changes={"data": "digits"}).paper  # printed for other data
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr = inf", "lr should be a finite number"),
+        ("batch = true", "batch is no switch, got true"),
+        ("img_size = 0", "img_size should be greater than or equal to 1"),
+        ("crop_scale = [1.0, 0.1]", "crop_scale should be the least and the most"),
+    ],
+)
+def test_what_pydantic_would_let_pass_does_not(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load(mine(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "latin.toml"
+    file.write_bytes("# Zürich".encode("latin-1"))
+    with pytest.raises(RecipeError, match="is not text in UTF-8"):
+        load(file)
 
 
 def test_a_mistake_in_a_change_is_told_alike() -> None:

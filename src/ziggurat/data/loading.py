@@ -35,11 +35,17 @@ class Ordered(Protocol):
 
 
 def seed_all(*parts: int) -> None:
-    """Seed Python, numpy and torch from a few small numbers."""
+    """Seed Python, numpy and torch from a few small numbers.
+
+    Once a sample, so it has to be quick: ``torch.manual_seed`` takes a hundred times as long, as
+    it looks for every kind of device.
+    """
     state = np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(3)
     random.seed(int(state[0]))
     np.random.seed(state[1])
-    torch.manual_seed(int(state[2]))
+    torch.default_generator.manual_seed(int(state[2]))
+    if torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
+        torch.cuda.manual_seed_all(int(state[2]))
 
 
 class Steps(Sampler[list[Key]]):

@@ -32,7 +32,9 @@ class RecipeError(ValueError):
 class Recipe(BaseModel):
     """What the training loop goes by; ``settings`` is the task's part."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     name: str  # of the file: nest/imagenet
     source: str = ""  # the paper's section or table
@@ -43,6 +45,7 @@ class Recipe(BaseModel):
     model: str
     model_args: dict[str, Any] = {}
     init: str | None = None  # a run's folder, a checkpoint or a hub id to start from
+    needs_init: bool = False  # the recipe makes no sense from scratch
     seed: int = Field(0, ge=0, lt=2**31)
 
     epochs: float = Field(300, gt=0)
@@ -104,7 +107,7 @@ def load(
     rows = table.pop(ROWS, [])
     title = Path(name).stem if origin == str(name) else str(name)
     changes = dict(changes or {})
-    row = row_of(rows, model, changes.get("data"), origin)
+    row = row_of(rows, model, changes, origin)
     found = {"name": title} | table | row | changes
     if found.get("data") != (table | row).get("data"):
         found.pop("paper", None)  # printed for other data
@@ -130,7 +133,10 @@ def read(name: str | Path) -> tuple[str, dict[str, Any]]:
     if file.suffix == ".toml":
         if not file.is_file():
             raise RecipeError(f"there is no recipe file {name}")
-        origin, text = str(name), file.read_text()
+        try:
+            origin, text = str(name), file.read_text()
+        except UnicodeDecodeError:
+            raise RecipeError(f"{name} is not text in UTF-8") from None
     else:
         if str(name) not in names():
             near = difflib.get_close_matches(str(name), names(), n=1, cutoff=0.4)
@@ -145,18 +151,17 @@ def read(name: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def row_of(
-    rows: list[dict[str, Any]], model: str | None, data: str | None, origin: str
+    rows: list[dict[str, Any]], model: str | None, changes: Mapping[str, Any], origin: str
 ) -> dict[str, Any]:
-    """The row of a model (and data), the first if none is named.
+    """The row of a model, or the first; of several the one that is most like ``changes``.
 
     For a model that has none, what all rows share.
     """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RecipeError(f"{origin}: rows is a list of tables, written [[rows]]")
     chosen = [row for row in rows if model is None or row.get("model") == model]
-    chosen = [row for row in chosen if row.get("data") == data] or chosen
     if chosen:
-        return chosen[0]
+        return max(chosen, key=lambda row: sum(row.get(k) == v for k, v in changes.items()))
     return {} if model is None else {"model": model}
 
 
@@ -177,6 +182,14 @@ def parse(flat: Mapping[str, Any], origin: str) -> Recipe:
                 else f"it takes {', '.join(sorted(ours | theirs))}"
             )
             raise RecipeError(f"{origin}: {found['task']} has no setting {key!r}: {hint}")
+        switch = (Recipe.model_fields | task.Settings.model_fields)[key].annotation is bool
+        if isinstance(found[key], bool) and not switch:  # pydantic takes true for 1
+            raise RecipeError(f"{origin}: {key} is no switch, got {str(found[key]).lower()}")
+    if found.get("needs_init") and not found.get("init"):
+        raise RecipeError(
+            f"{origin}: it goes on from a trained model: give --init (a run's folder, a checkpoint "
+            "or a hub id)"
+        )
     try:
         settings = task.Settings(**{key: found.pop(key) for key in theirs & found.keys()})
         return Recipe(**found, settings=settings)
@@ -187,7 +200,7 @@ def parse(flat: Mapping[str, Any], origin: str) -> Recipe:
 def mistake(error: ValidationError) -> str:
     """The first thing wrong: key, what is allowed, what came."""
     first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
+    key = str(first["loc"][0])
     if first["type"] == "missing":
         return f"{key} is missing"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -21,9 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, send_to_device
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from ziggurat.data.loading import Steps, loader, seed_all
 from ziggurat.engine import checkpoint, optim, results
@@ -31,11 +38,12 @@ from ziggurat.engine.checkpoint import Checkpoint
 from ziggurat.engine.evaluate import measure, unreadable
 from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.progress import Progress
-from ziggurat.engine.recipe import RECIPE, Recipe, load, parse, read
+from ziggurat.engine.recipe import RECIPE, Recipe, RecipeError, load, parse, read
 from ziggurat.tasks import TASKS
 from ziggurat.tasks.task import Task, Wanted
 
 METRICS, RESULTS, BAD = "metrics.jsonl", "results.json", "bad_files.txt"
+WHOLE = StateDictOptions(full_state_dict=True)  # of what FSDP keeps in parts
 PATIENCE = 20  # steps without a finite loss, one after the other, after which a run stops
 
 
@@ -144,6 +152,12 @@ class Loop:
         self.recipe, self.devices = recipe, devices
         self.folder = folder or Path()
         self.main = devices.is_main_process and folder is not None  # else it writes nothing
+        self.sharded = devices.distributed_type == DistributedType.FSDP
+        if self.sharded and recipe.ema:
+            raise RecipeError(
+                f"{recipe.name}: under FSDP no process has all weights to average, got "
+                f"ema = {recipe.ema}: leave it out, or launch without FSDP"
+            )
         self.rank, self.world = devices.process_index, devices.num_processes
         self.task = build(recipe)
         self.workers = spare_cores(self.world) if recipe.workers is None else recipe.workers
@@ -166,6 +180,7 @@ class Loop:
         if resume:
             self.restore()
         self.log: Log | None = None
+        self.whole: Task | None = None  # a second copy, unsharded, to measure and save
         self.progress = Progress(self.steps, self.step, self.state.get("minutes", 0.0), self.main)
 
     def order(self, start: int, stop: int) -> Steps:
@@ -306,6 +321,11 @@ class Loop:
 
     def evaluated(self) -> nn.Module:
         """The model as users would load it now."""
+        if self.sharded:  # all of it in every process: they may have different numbers of batches
+            if self.whole is None:
+                self.whole = build(self.recipe).to(self.devices.device)
+            self.whole.load_state_dict(get_model_state_dict(self.wrapped, options=WHOLE))
+            return self.task.deployed(self.whole.model)
         return self.task.deployed(self.task.model if self.ema is None else self.ema.module)
 
     def measured(self, model: nn.Module) -> dict[str, float]:
@@ -392,8 +412,16 @@ class Loop:
 
     def save(self) -> None:
         """A checkpoint of this step."""
-        task = self.devices.get_state_dict(self.wrapped)
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        task: Any
+        if self.sharded:
+            task = get_model_state_dict(self.wrapped, options=WHOLE)
+            optimizers = [
+                get_optimizer_state_dict(self.wrapped, optimizer.optimizer, options=WHOLE)
+                for optimizer in self.optimizers
+            ]
+        else:
+            task = self.task.state_dict()
+            optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         scaler = self.devices.scaler
         if self.main:
             found = Checkpoint(
@@ -408,11 +436,18 @@ class Loop:
     def restore(self) -> None:
         """Go on from the last checkpoint."""
         found = checkpoint.load(self.folder / "checkpoints")
-        self.task.load_state_dict(found.task)
+        states = found.optimizer["optimizers"]
+        if self.sharded:
+            set_model_state_dict(self.wrapped, dict(found.task), options=WHOLE)
+        else:
+            self.task.load_state_dict(found.task)
         if self.ema is not None and found.ema is not None:
             self.ema.module.load_state_dict(found.ema)
-        for optimizer, state in zip(self.optimizers, found.optimizer["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            if self.sharded:
+                set_optimizer_state_dict(self.wrapped, optimizer.optimizer, state, options=WHOLE)
+            else:
+                optimizer.load_state_dict(state)
         if self.devices.scaler is not None:
             self.devices.scaler.load_state_dict(found.optimizer["scaler"])
         self.state = found.state

@@ -7,18 +7,26 @@ once a batch. Augmentation and its defaults are DeiT's, through timm.
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
 from timm.data.auto_augment import posterize
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
-from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, Resize
+from torchvision.transforms import (
+    ColorJitter,
+    Compose,
+    RandomApply,
+    RandomCrop,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    Resize,
+)
 
 from ziggurat.data.images import BadImage, Data, Images, open_data
 from ziggurat.models.backbone import pair
@@ -48,10 +56,13 @@ class Batch(NamedTuple):
     bad: tuple[str, ...]
 
 
+Side = Annotated[int, Field(ge=1, le=2**14)]
+
+
 class ClassifySettings(Settings):
     """Data augmentation and regularisation; the defaults are DeiT's."""
 
-    img_size: int | tuple[int, int] | None = None  # pixels a side; None: the model's own
+    img_size: Side | tuple[Side, Side] | None = None  # pixels; None: the model's own
     crop: Literal["resized", "pad", "none"] = "resized"  # resized: a random part, scaled
     crop_scale: tuple[float, float] = (0.08, 1.0)  # its share of the area
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -63,6 +74,7 @@ class ClassifySettings(Settings):
     flip: float = Field(0.5, ge=0, le=1)
     auto_augment: str = "rand-m9-mstd0.5-inc1"  # timm's words, or none
     color_jitter: float = Field(0.4, ge=0)  # where auto_augment is off
+    simclr_jitter: float = Field(0.0, ge=0, le=2)  # SimCLR's colour distortion, beside the others
     erase: float = Field(0.25, ge=0, le=1)
     repeats: int = Field(1, ge=1)  # repeated augmentation
     mixup: float = Field(0.8, ge=0)
@@ -74,9 +86,13 @@ class ClassifySettings(Settings):
     drop: float = Field(0.0, ge=0, lt=1)
     freeze: bool = False  # train the classifier alone, behind a BatchNorm (MAE's linear probe)
 
-    def model_options(self) -> dict[str, Any]:
-        """What the model is built with."""
-        return {"drop_path_rate": self.drop_path, "drop_rate": self.drop}
+    @field_validator("crop_scale", "crop_ratio")
+    @classmethod
+    def ordered(cls, pair: tuple[float, float]) -> tuple[float, float]:
+        """Least and most."""
+        if not 0 < pair[0] <= pair[1]:
+            raise ValueError("should be the least and the most, both above 0")
+        return pair
 
 
 class Classify(Task):
@@ -127,11 +143,11 @@ class Classify(Task):
     @classmethod
     def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
         """Around a model that knows the data's size, mean, deviation and classes."""
-        options = settings.model_options() | wanted.options
         size = settings.img_size
-        if size is not None:
-            options["img_size"] = size
-        model = open_model(wanted.name, wanted.init, num_classes=len(data.classes), **options)
+        options = {"num_classes": len(data.classes)} | wanted.options
+        wishes = {"drop_path_rate": settings.drop_path, "drop_rate": settings.drop}
+        wishes |= {"img_size": size} if size is not None else {}
+        model = open_wishing(wanted, options, wishes)
         config = model.pretrained_cfg
         height, width = pair(size or config["input_size"][1:])
         config.update(
@@ -353,18 +369,26 @@ def train_transform(settings: ClassifySettings, size: tuple[int, int]) -> Callab
         scale=settings.crop_scale,
         ratio=settings.crop_ratio,
         hflip=settings.flip,
-        color_jitter=settings.color_jitter,
+        color_jitter=settings.color_jitter or None,  # type: ignore[arg-type]  # timm's word for none
         auto_augment=words,
         interpolation=settings.interpolation,
     )
     for step in second.transforms:
         keep_a_bit(step)
+    if settings.simclr_jitter:
+        second = Compose([simclr(settings.simclr_jitter), second])
     if settings.crop == "resized":
         return Compose([first, second, last])
     steps: list[Any] = [Resize(size)]
     if settings.crop == "pad":
         steps.append(RandomCrop(size, padding=settings.crop_padding))
     return Compose([*steps, RandomHorizontalFlip(settings.flip), second, last])
+
+
+def simclr(strength: float) -> Callable[[Any], Any]:
+    """SimCLR's colour distortion (its Appendix A), which NesT's code adds to RandAugment."""
+    jitter = ColorJitter(*(0.8 * strength,) * 3, 0.2 * strength)
+    return Compose([RandomApply([jitter], 0.8), RandomGrayscale(0.2)])
 
 
 def keep_a_bit(augment: Any) -> None:
@@ -395,6 +419,21 @@ def test_transform(config: dict[str, Any]) -> Callable[..., np.ndarray]:
 def as_bytes(values: Sequence[float]) -> Tensor:
     """A mean or deviation of pixels in 0..1 for pixels in 0..255."""
     return torch.tensor(values).view(-1, 1, 1) * 255
+
+
+def open_wishing(wanted: Wanted, options: dict[str, Any], wishes: dict[str, Any]) -> Any:
+    """The model with its options and, if it takes them, ``wishes``.
+
+    timm's convolutional networks take images of any size and no ``img_size``; some of its models
+    know no dropout. A rate that is asked for and cannot be had is an error.
+    """
+    try:
+        return open_model(wanted.name, wanted.init, **wishes | options)
+    except TypeError as error:
+        refused = [name for name in wishes if f"'{name}'" in str(error)]
+        if not refused or (refused[0] != "img_size" and wishes[refused[0]]):
+            raise
+        return open_wishing(wanted, options, {k: v for k, v in wishes.items() if k != refused[0]})
 
 
 def classifier_of(model: Any) -> nn.Linear:

@@ -23,7 +23,9 @@ def over_processes(found: Any) -> list[Any]:
 class Settings(BaseModel):
     """A task's own part of a recipe: pydantic fields with ranges; anything else is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class Wanted(NamedTuple):

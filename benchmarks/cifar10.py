@@ -1,0 +1,112 @@
+"""Every family, a DeiT and a ResNet of 1 to 2 M parameters on CIFAR-10, for the same time each.
+
+    ziggurat data get cifar10
+    python benchmarks/cifar10.py                    # what is missing in benchmarks/results/cifar10
+    python benchmarks/cifar10.py nest resnet --seeds 0 1 2
+
+A small-scale study: some 8 minutes a run on two cores, a few passes over the data, where papers
+take hundreds. The shapes and the learning rate were chosen on a tenth of the training images, not
+on those tested here. Runs go one after the other; a finished one is kept, a stopped one goes on.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ziggurat.cli import main as ziggurat
+from ziggurat.engine.measure import count
+from ziggurat.engine.recipe import parse
+
+RESULTS = Path(__file__).parent / "results" / "cifar10"
+README = Path(__file__).parents[1] / "README.md"
+MARK = "<!-- cifar10 -->"
+MODELS = ("nest", "hvt", "rest", "hivit", "regionvit", "deit", "resnet")
+
+
+def run(model: str, seed: int, minutes: float, folder: Path) -> None:
+    """One training, unless its result is there."""
+    kept = RESULTS / f"{model}-{seed}.json"
+    if kept.exists():
+        return
+    out = folder / f"{model}-{seed}"
+    words = ["train", f"{model}/cifar10_small", "--minutes", str(minutes), "--seed", str(seed)]
+    words += ["--out", str(out)]
+    if ziggurat(words + ["--resume"] * (out / "checkpoints").exists()):
+        raise SystemExit(f"{model} did not train")
+    found = json.loads((out / "results.json").read_text())
+    found["command"] = f"python benchmarks/cifar10.py {model} --seeds {seed} --minutes {minutes:g}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    shutil.rmtree(out)
+
+
+def rows() -> list[dict[str, Any]]:
+    """What was measured, a row for each model, the best first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted(RESULTS.glob("*.json")):
+        found.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))
+    made = []
+    for model, runs in found.items():
+        recipe = parse(runs[0]["measured"]["recipe"], model)
+        cost = count(recipe.model, 32, num_classes=10, **recipe.model_args)
+        tops = [one["measured"]["test"]["top1"] for one in runs]
+        made.append(
+            {
+                "model": model,
+                "params": cost.params,
+                "macs": cost.macs,
+                "epochs": statistics.mean(one["measured"]["recipe"]["epochs"] for one in runs),
+                "minutes": statistics.mean(one["measured"]["minutes"] for one in runs),
+                "top1": tops,
+            }
+        )
+    return sorted(made, key=lambda row: -statistics.mean(row["top1"]))
+
+
+def markdown() -> str:
+    """The rows as the README shows them."""
+    lines = ["| model | parameters | multiply-adds | epochs | minutes | top-1 (seeds) |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in rows():
+        tops = row["top1"]
+        spread = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
+        lines.append(
+            f"| [{row['model']}](src/ziggurat/recipes/{row['model']}/cifar10_small.toml) "
+            f"| {row['params'] / 1e6:.2f} M | {row['macs'] / 1e6:.0f} M | {row['epochs']:.1f} "
+            f"| {row['minutes']:.1f} | **{statistics.mean(tops):.1f}**{spread} ({len(tops)}) |"
+        )
+    return "\n".join(lines)
+
+
+def update_readme() -> None:
+    """Put the rows between the README's two marks."""
+    before, _, rest = README.read_text().partition(f"{MARK}\n")
+    _, _, after = rest.partition(MARK)
+    README.write_text(f"{before}{MARK}\n{markdown()}\n{MARK}{after}")
+
+
+def main() -> None:
+    """Run what is missing, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10"), help="where runs live")
+    args = parser.parse_args()
+    for name in args.models:
+        if name not in MODELS:
+            parser.error(f"no model {name!r} in this study: there are {', '.join(MODELS)}")
+    for model in args.models or MODELS:
+        for seed in args.seeds:
+            run(model, seed, args.minutes, args.runs)
+            update_readme()
+    Console().print(markdown())
+
+
+if __name__ == "__main__":
+    main()
