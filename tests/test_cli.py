@@ -176,6 +176,9 @@ def test_training_measuring_and_predicting(
         ),
         (["train", "nest/digits", "--set", "epochs=-1"], "epochs should be greater than 0, got -1"),
         (["train", "nest/digits", "--set", "mixup=much"], "mixup should be a valid number"),
+        (["train", "nest/digits", "--set", "auto_augment=foo"], "auto_augment should be timm's"),
+        (["train", "nest/digits", "--set", "mixup=0.8", "batch=63"], "mixup pairs the images"),
+        (["finetune", "--data", "digits"], "--init is missing"),
         (["train", "nest/digits", "--set", "epochs"], "--set takes key=value, got 'epochs'"),
         (["train", "nest/digits", "--data", "digit"], "digits"),
         (["train", "nest/digits", "--model", "nest_tyni"], "did you mean 'nest_tiny'?"),
@@ -234,9 +237,11 @@ def test_own_data_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(12):
-            Image.new("RGB", (8, 8), (i, i, 99)).save(tmp_path / "photos" / name / f"{i}.png")
-    assert main(["data", "check", str(tmp_path / "photos"), "--json"]) in (0, 1)
-    json.loads(capsys.readouterr().out)
+            Image.new("RGB", (8, 8), (i, 7 * ord(name) % 256, 99)).save(
+                tmp_path / "photos" / name / f"{i}.png"
+            )
+    assert main(["data", "check", str(tmp_path / "photos"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
     (tmp_path / "photos" / "a" / "0.png").write_bytes(b"no image")
     assert main(["data", "check", str(tmp_path / "photos")]) == 1
     assert "0.png" in capsys.readouterr().out

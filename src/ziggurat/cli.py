@@ -161,6 +161,8 @@ def start(args: argparse.Namespace, changes: dict[str, Any], needs: str | None =
     import logging
 
     from ziggurat.engine import recipe
+    from ziggurat.engine.train import default_folder
+    from ziggurat.engine.train import train as run
 
     logging.getLogger("timm").setLevel(logging.WARNING)
     changes = changes | {
@@ -173,28 +175,35 @@ def start(args: argparse.Namespace, changes: dict[str, Any], needs: str | None =
         if not equals:
             raise ValueError(f"--set takes key=value, got {word!r}")
         changes[key] = recipe.value_of(value)
-    saved = os.path.join(args.out or "", recipe.RECIPE)
-    if args.resume and args.recipe is None:
-        args.recipe = saved
+    if args.resume and args.out and args.recipe in (None, args.default_recipe):
+        args.recipe = os.path.join(args.out, recipe.RECIPE)
     if args.recipe is None:
         raise ValueError("which recipe? `ziggurat train --list` shows them")
-    if args.resume and args.minutes and os.path.exists(saved):  # what fitted then, not now
-        changes["epochs"] = recipe.load(saved).epochs
-        args.minutes = None
-    chosen = recipe.load(args.recipe, args.model, changes)
-    if needs and not chosen.flat().get(needs):
+    if needs and needs not in changes and not given(args.recipe, needs):
         raise ValueError(f"--{needs} is missing: a run's folder, a checkpoint or a hub id")
+    chosen = recipe.load(args.recipe, args.model, changes)
+    saved = os.path.join(args.out or default_folder(chosen), recipe.RECIPE)
+    if args.resume and args.minutes and os.path.exists(saved):  # what fitted then, not now
+        before = recipe.load(saved)
+        again = {"epochs": before.epochs, "cooldown_epochs": before.cooldown_epochs}
+        chosen = chosen.model_copy(update=again)
+        args.minutes = None
     if args.dry_run or args.minutes:
         chosen = estimated(chosen, args.minutes, show=args.dry_run)
     if args.dry_run:
         return
-
-    from ziggurat.engine.train import train as run
-
     done = run(chosen, args.out, resume=args.resume, overwrite=args.overwrite)
     if os.environ.get("RANK", "0") == "0":
         values = "  ".join(f"{key} {value:.6g}" for key, value in done.metrics.items())
         print(f"{done.folder}: {values}")
+
+
+def given(name: str, key: str) -> bool:
+    """Whether a recipe's file itself sets a key."""
+    from ziggurat.engine.recipe import ROWS, read
+
+    found = read(name)[1]
+    return any(row.get(key) for row in (found, *found.get(ROWS, [])))
 
 
 def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
@@ -203,7 +212,7 @@ def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
 
     from ziggurat.engine.estimate import estimate
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     with console.status("measuring a few steps"):
         found = estimate(chosen)
     if minutes:
@@ -333,12 +342,13 @@ def report(args: argparse.Namespace) -> None:
     """Write the report of a run again, or one page that compares several."""
     from pathlib import Path
 
+    from ziggurat.engine.recipe import RECIPE
     from ziggurat.engine.report import compare, write
 
     runs = [Path(run) for run in args.runs]
     for run in runs:
-        if not (run / "recipe.toml").is_file():
-            raise FileNotFoundError(f"{run} is not a run's folder: it has no recipe.toml")
+        if not (run / RECIPE).is_file():
+            raise FileNotFoundError(f"{run} is not a run's folder: it has no {RECIPE}")
     if len(runs) == 1 and args.out is None:
         print(write(runs[0]))
         return
@@ -368,6 +378,13 @@ def picture(args: argparse.Namespace, size: tuple[int, int] | None) -> None:
     sheet = stage_sheet(create_model(args.name), args.image, size)
     sheet.save(args.picture)
     print(f"wrote {args.picture}", file=sys.stderr)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"takes a whole number from 1 up, got {text!r}")
+    return int(text)
 
 
 def by(sides: Sequence[int]) -> str:
@@ -415,6 +432,7 @@ def parser() -> Parser:
         about = "a recipe's name (`ziggurat train --list`) or file"
         about += f"; {recipe} if not given" if recipe else ""
         added.add_argument("recipe", nargs="?", default=recipe, help=about)
+        added.set_defaults(default_recipe=recipe)
         added.add_argument("--data", help="a name, folder, list (.csv, .txt), .npz or tar shards")
         added.add_argument("--model", help="a model; the recipe's first if not given")
         added.add_argument("--init", help="start from: a run's folder, a checkpoint, a hub id")
@@ -454,14 +472,14 @@ def parser() -> Parser:
     one = verb(evaluate, "ziggurat eval runs/digits")
     one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
     one.add_argument("--data", help="other data than the run's own")
-    one.add_argument("--batch", type=int, help="images at a time; the run's if not given")
+    one.add_argument("--batch", type=positive, help="images at a time; the run's if not given")
     one.add_argument("--json", action="store_true", help="for machines")
 
     one = verb(predict, "ziggurat predict runs/digits photo.jpg 'more/*.png'")
     one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
     one.add_argument("images", nargs="+", help="files, folders, patterns")
-    one.add_argument("--top", type=int, default=5, help="how many classes (5)")
-    one.add_argument("--batch", type=int, default=32, help="images at a time (32)")
+    one.add_argument("--top", type=positive, default=5, help="how many classes (5)")
+    one.add_argument("--batch", type=positive, default=32, help="images at a time (32)")
     one.add_argument("--json", action="store_true", help="for machines")
 
     one = verb(report, "ziggurat report runs/nest runs/deit --out compare.html")
@@ -495,7 +513,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if args.debug:
             raise
-        print(f"ziggurat: {error}", file=sys.stderr)
+        words = str(error)
+        if "Original Traceback" in words:  # of a worker that reads data
+            words = words.strip().splitlines()[-1]
+        print(f"ziggurat: {words}", file=sys.stderr)
         return 2
     return 0
 

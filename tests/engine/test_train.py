@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ from tests.engine.small_runs import ALL_RANDOM, small, write
 from ziggurat.data.loading import seed_all
 from ziggurat.engine import checkpoint, train
 from ziggurat.engine.evaluate import evaluate
+from ziggurat.engine.processes import accelerator
 from ziggurat.engine.recipe import Recipe
 from ziggurat.engine.train import Diverged, Interrupted
 from ziggurat.tasks.classify import Classify
@@ -101,6 +103,10 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     assert len(one) == len(two) >= 10
     for (_, a), (_, b) in zip(one, two, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
+    assert (
+        evaluate(tmp_path / "two")[0]["top1"]
+        == json.loads((tmp_path / "two" / train.RESULTS).read_text())["measured"]["test"]["top1"]
+    )
     found = [json.loads((tmp_path / n / train.RESULTS).read_text()) for n in ("one", "two")]
     tests = [result["measured"]["test"] for result in found]
     assert tests[0]["images"] == tests[1]["images"] == 359  # each once
@@ -183,6 +189,58 @@ def test_an_existing_run_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
 
 
+def test_a_folder_that_is_no_runs_is_never_cleared(tmp_path: Path) -> None:
+    (tmp_path / "holiday.png").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="is no run's: take another --out"):
+        train.train(small(epochs=0.1), tmp_path, overwrite=True)
+    assert (tmp_path / "holiday.png").read_bytes() == b"precious"
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    recipe = small(epochs=0.2)
+    straight = train.train(recipe, tmp_path / "straight")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "recipe.toml").write_text(recipe.dump())
+    run = train.train(recipe, tmp_path / "killed", resume=True)
+    assert same_weights(run.folder, straight.folder)
+
+
+def test_what_does_not_change_the_result_may_change_when_resuming(tmp_path: Path) -> None:
+    train.train(small(epochs=0.2), tmp_path / "run")
+    train.train(small(epochs=0.2, workers=1, max_bad=0.5, keep=1), tmp_path / "run", resume=True)
+
+
+def test_lines_of_the_log_are_those_of_an_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(epochs=1, log_steps=7, eval_epochs=0.5)
+    train.train(recipe, tmp_path / "straight")
+    real = Classify.forward
+    calls = []
+
+    def interrupted(self: Classify, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 11:  # a multiple of neither, but an evaluation is due
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *args)
+
+    monkeypatch.setattr(Classify, "forward", interrupted)
+    with pytest.raises(Interrupted):
+        train.train(recipe, tmp_path / "run")
+    monkeypatch.undo()
+    train.train(recipe, tmp_path / "run", resume=True)
+    train.train(recipe, tmp_path / "run", resume=True)  # once more: it is finished
+    timed = ("minutes", "images_per_s", "waiting")
+    one, two = (
+        [
+            {key: value for key, value in json.loads(line).items() if key not in timed}
+            for line in (tmp_path / name / train.METRICS).read_text().splitlines()
+        ]
+        for name in ("straight", "run")
+    )
+    assert one == two
+
+
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     run = train.train(small(epochs=0.2), tmp_path / "run")
     again = train.train(small(epochs=0.2), tmp_path / "run", resume=True)
@@ -193,7 +251,8 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
 def test_a_signal_saves_and_says_how_to_go_on(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = small(epochs=0.5)
+    """The signal goes to the processes that read data, too, as torchrun and a terminal send it."""
+    recipe = small(epochs=0.5, workers=1)
     straight = train.train(recipe, tmp_path / "straight")
     real = Classify.forward
     calls = []
@@ -201,16 +260,30 @@ def test_a_signal_saves_and_says_how_to_go_on(
     def interrupted(self: Classify, *args: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
-            os.kill(os.getpid(), number)
+            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+                if "resource_tracker" not in " ".join(process.cmdline()):
+                    process.send_signal(number)
+            time.sleep(0.2)
         return real(self, *args)
 
     monkeypatch.setattr(Classify, "forward", interrupted)
-    with pytest.raises(Interrupted, match=r"saved at step 3: go on with --out .* --resume") as stop:
+    with pytest.raises(
+        Interrupted, match=r"step 3: go on with `ziggurat train --out .* --resume`"
+    ) as stop:
         train.train(recipe, tmp_path / "run")
     assert stop.value.exit_code == 128 + number
     monkeypatch.undo()
     run = train.train(recipe, tmp_path / "run", resume=True)
     assert same_weights(run.folder, straight.folder)
+
+
+def test_a_frozen_schedule_keeps_the_decay_of_layers(tmp_path: Path) -> None:
+    recipe = small(schedule="constant", warmup_epochs=0.0, layer_decay=0.5)
+    loop = train.Loop(recipe, None, accelerator("fp32"))
+    loop.schedules[0].set(3)
+    rates = {group["lr"] for group in loop.optimizers[0].param_groups}
+    assert len(rates) == 4  # stem, two blocks, head
+    assert max(rates) == recipe.peak_lr
 
 
 class Poisoned(Classify):
@@ -224,6 +297,9 @@ class Poisoned(Classify):
         type(self).calls += 1
         if self.calls in self.at:
             found["loss"] = found["loss"] * float("nan")
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point():
+                    buffer.fill_(float("nan"))  # as BatchNorm's would be
         return found
 
 
@@ -237,7 +313,9 @@ def test_a_loss_that_is_no_number_is_skipped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     poisoned(monkeypatch, 2, 4)
-    run = train.train(small(epochs=0.3), tmp_path / "run")
+    few = {"dims": [16, 32, 64], "heads": [1, 2, 4], "depths": [1, 1, 1], "reductions": [4, 2, 1]}
+    recipe = small(epochs=0.3, model="rest_lite", model_args=few, img_size=32)  # it has BatchNorm
+    run = train.train(recipe, tmp_path / "run")
     result = json.loads((run.folder / train.RESULTS).read_text())["measured"]
     assert result["skipped_steps"] == [2, 4]
     assert "step 2 skipped: model's loss is nan" in capsys.readouterr().err

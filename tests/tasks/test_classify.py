@@ -11,7 +11,6 @@ from torch import nn
 
 import ziggurat
 from tests.engine.small_runs import small
-from ziggurat.data.images import Arrays
 from ziggurat.data.loading import seed_all
 from ziggurat.engine import train
 from ziggurat.tasks.classify import Batch, Classify, ClassifySettings, collate, train_transform
@@ -177,13 +176,26 @@ def test_fine_tuning_takes_another_size_and_other_classes(tmp_path: Path) -> Non
     assert ziggurat.from_pretrained(run.folder).pretrained_cfg["label_names"] == ["x", "y", "z"]
 
 
+def test_trained_weights_keep_their_normalisation(tmp_path: Path) -> None:
+    start = train.train(small(epochs=0.1, mean=(0.1,) * 3, std=(0.9,) * 3), tmp_path / "start")
+    tuned: Any = train.build(small(init=str(start.folder)))
+    assert tuned.model.pretrained_cfg["mean"] == [0.1] * 3
+    asked: Any = train.build(small(init=str(start.folder), mean=(0.2,) * 3))
+    assert asked.model.pretrained_cfg["mean"] == (0.2,) * 3
+    fresh: Any = train.build(small())
+    assert fresh.model.pretrained_cfg["mean"] == fresh.data.mean
+
+
+def test_foreign_data_without_a_split_is_measured_whole(tmp_path: Path) -> None:
+    run = train.train(small(epochs=0.1), tmp_path / "run")
+    for name in map(str, range(10)):
+        (tmp_path / "more" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("L", (8, 8), i).save(tmp_path / "more" / name / f"{i}.png")
+    assert ziggurat.evaluate(run.folder, str(tmp_path / "more"))[0]["images"] == 30
+
+
 def test_a_start_of_another_model_is_refused(tmp_path: Path) -> None:
     start = train.train(small(epochs=0.1), tmp_path / "start")
     with pytest.raises(ValueError, match="holds nest_tiny_cifar, not nest_small_cifar"):
         train.build(small(init=str(start.folder), model="nest_small_cifar"))
-
-
-def test_images_are_read_once_for_each_place() -> None:
-    data = task_of().data
-    assert isinstance(data.test, Arrays)
-    assert sorted(set(data.classes)) == [str(i) for i in range(10)]

@@ -106,12 +106,14 @@ def place(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def held_out(keys: Sequence[str], labels: np.ndarray, seed: int) -> np.ndarray:
+def held_out(keys: Sequence[str], labels: np.ndarray, seed: int | None) -> np.ndarray:
     """Which samples are for testing: about a tenth of each class, each by its own key alone.
 
     A class of two or more has at least one on either side, so the one with the lowest hash is
-    always tested and the one with the highest never.
+    always tested and the one with the highest never. Without a seed all are for testing.
     """
+    if seed is None:
+        return np.ones(len(keys), bool)
     places = np.array([place(f"{seed}/{key}") for key in keys])
     test = places < HELD_OUT
     order = np.lexsort((places, labels))
@@ -187,7 +189,7 @@ def split_data(
 # Folders.
 
 
-def folder(path: Path, seed: int, strict: bool = True) -> Data:
+def folder(path: Path, seed: int | None, strict: bool = True) -> Data:
     """``train/`` and ``val/`` of class folders, or class folders of which a tenth is held out."""
     names = folders_in(path)
     other = next((split for split in TEST_SPLITS if split in names), None)
@@ -277,7 +279,7 @@ def below(
 # Lists.
 
 
-def listing(path: Path, seed: int) -> Data:
+def listing(path: Path, seed: int | None) -> Data:
     """A ``.csv`` with path, label and perhaps split, or a ``.txt`` of ``path label`` lines."""
     rows = list(csv_rows(path) if path.suffix == ".csv" else txt_rows(path))
     if not rows:
@@ -285,6 +287,10 @@ def listing(path: Path, seed: int) -> Data:
     paths, words, splits = map(list, zip(*rows, strict=True))
     classes, labels = numbered(words, class_names(path.parent), str(path))
     if any(splits):
+        other = next((split for split in TEST_SPLITS if split in splits), None)
+        rows = [row for row in rows if row[2] in ("train", other)]  # one to test on, as of folders
+        paths, words, splits = map(list, zip(*rows, strict=True))
+        classes, labels = numbered(words, class_names(path.parent), str(path))
         test = np.array([split != "train" for split in splits])
     else:
         test = held_out(paths, labels, seed)

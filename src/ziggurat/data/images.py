@@ -222,11 +222,11 @@ class Data(NamedTuple):
     name: str
 
 
-def mistakes(data: Data) -> list[str]:
-    """What makes data unfit for training, in words."""
+def mistakes(data: Data, trained: bool = True) -> list[str]:
+    """What makes data unfit for training, or for testing alone, in words."""
     found = []
     for split, images in (("training", data.train), ("test", data.test)):
-        if not len(images):
+        if not len(images) and (trained or split == "test"):
             found.append(f"{data.name} has no {split} images")
         wrong = np.flatnonzero((images.labels < 0) | (images.labels >= len(data.classes)))
         if len(wrong):
@@ -252,22 +252,23 @@ def listed(names: list[str]) -> str:
 # What --data takes.
 
 
-def open_data(spec: str | Path, seed: int = 0) -> Data:
+def open_data(spec: str | Path, seed: int | None = 0) -> Data:
     """Open a set by its name, or a folder, a list, an ``.npz`` or shards by their path.
 
     A folder holds ``train/`` and ``val/`` (or ``validation/``, ``test/``) of class folders, or
     class folders alone. A list is a ``.csv`` with columns path, label and perhaps split, or a
     ``.txt`` of ``path label`` lines. Shards are tar files: a folder of them, a pattern such as
     ``{train,val}-{0000..0099}.tar``, local or a URL, or a ``shards.txt`` that names them.
-    Where the data does not say what is for testing, a tenth is held out; ``seed`` decides which.
+    Where the data does not say what is for testing, a tenth is held out; ``seed`` decides which,
+    and without one (None) all of it is for testing.
     """
     data = opened(spec, seed)
-    if wrong := mistakes(data):
+    if wrong := mistakes(data, trained=seed is not None):
         raise ValueError("; ".join(wrong))
     return data
 
 
-def opened(spec: str | Path, seed: int, strict: bool = True) -> Data:
+def opened(spec: str | Path, seed: int | None, strict: bool = True) -> Data:
     """``open_data`` before its last checks; not ``strict``: splits may have different classes."""
     from ziggurat.data import files, get, shards  # they build on this file
 

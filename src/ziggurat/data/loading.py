@@ -6,6 +6,7 @@ worker or restart it falls to. There is no state to save but the step.
 """
 
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -150,11 +151,17 @@ def loader(
         num_workers=workers,
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=torch.cuda.is_available(),
-        worker_init_fn=one_thread if workers else None,
+        worker_init_fn=begin_work if workers else None,
         prefetch_factor=4 if workers else None,
     )
 
 
-def one_thread(_: int) -> None:
-    """A worker leaves the other cores to the model."""
+def begin_work(_: int) -> None:
+    """A worker leaves the other cores to the model, and signals to the process that trains.
+
+    A signal goes to all processes of a group (Ctrl-C, torchrun): were workers to die of it, the
+    run could not be saved. They end with the process that started them.
+    """
     torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

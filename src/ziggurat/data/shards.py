@@ -185,7 +185,7 @@ def read_at(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-def sharded(spec: Path | str, seed: int) -> Data:
+def sharded(spec: Path | str, seed: int | None) -> Data:
     """Data of the shards that ``spec`` stands for; without any for testing, a tenth is held out."""
     shards = named_shards(spec)
     if not shards:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from accelerate.utils import send_to_device
 
+from ziggurat.engine.evaluate import test_batch
 from ziggurat.engine.measure import peak_memory
 from ziggurat.engine.processes import accelerator
 from ziggurat.engine.recipe import Recipe
 from ziggurat.engine.train import Loop
 
-STEPS = 5  # after one to warm up and one for the memory
+STEPS = 6  # timed, after one to warm up, one for the memory, and those made ahead
 
 
 class Estimate(NamedTuple):
@@ -46,27 +47,32 @@ class Estimate(NamedTuple):
 def estimate(recipe: Recipe) -> Estimate:
     """Run a few steps of a recipe, write nothing, keep nothing."""
     loop = Loop(recipe, None, accelerator(recipe.precision))
-    batches = loop.batches(STEPS + 2)
+    ahead = 4 * loop.workers  # batches that workers make while the first step is slow
+    batches = loop.batches(2 + ahead + STEPS)
     loop.train_step(next(batches))
     memory = peak_memory(lambda: loop.train_step(next(batches)))
     times = []
     for parts in batches:
         loop.train_step(parts)
         times.append(time.perf_counter())
-    between = [later - earlier for earlier, later in pairwise(times)]
+    between = [later - earlier for earlier, later in pairwise(times[-STEPS:])]
+    share = test_batch(recipe, loop.world)
     samples = loop.task.test_samples()
-    some = [samples.make(i) for i in range(min(recipe.batch, len(samples.source)))]
+    few = min(3 * share, len(samples.source))
     model = loop.evaluated().eval()
     with torch.inference_mode(), loop.devices.autocast():
         began = time.perf_counter()
-        loop.task.measure(model, send_to_device(samples.collate(some), loop.devices.device))
-        part = time.perf_counter() - began
+        for first in range(0, few, share):
+            made = [samples.make(i) for i in range(first, min(first + share, few))]
+            loop.task.measure(model, send_to_device(samples.collate(made), loop.devices.device))
+        part = (time.perf_counter() - began) / few
+    step, test = loop.agree(statistics.median(between), part)  # the slowest process decides
     return Estimate(
         images=len(loop.samples.source),
         test_images=len(samples.source),
         per_epoch=loop.per_epoch,
         steps=loop.steps,
-        step_seconds=statistics.median(between),
-        test_seconds=part * len(samples.source) / len(some),
+        step_seconds=step,
+        test_seconds=test * len(samples.source) / loop.world,
         memory=memory,
     )

@@ -14,7 +14,9 @@ from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.recipe import RECIPE, Recipe, parse, read
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.tasks import TASKS
-from ziggurat.tasks.task import Task
+from ziggurat.tasks.task import Task, over_processes
+
+MANY = 256  # images at a time in an evaluation
 
 
 def measure(
@@ -25,10 +27,12 @@ def measure(
     workers: int,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, float], list[str]]:
-    """What ``task`` measures of a deployed model, and the files that could not be read."""
+    """What ``task`` measures of a deployed model, and the files that could not be read.
+
+    ``batch`` images at a time in each process.
+    """
     samples = task.test_samples()
-    share = max(1, batch // devices.num_processes)
-    order = Once(samples.source, share, devices.process_index, devices.num_processes)
+    order = Once(samples.source, batch, devices.process_index, devices.num_processes)
     batches = loader(samples.make, samples.collate, order, seed=0, workers=workers)
     was_training = task.training
     task.eval()
@@ -40,7 +44,7 @@ def measure(
             task.measure(model, send_to_device(found, devices.device))
             tick(i + 1, len(order))
     task.train(was_training)
-    return task.measured(), bad
+    return task.measured(), [file for share in over_processes(bad) for file in share]
 
 
 def unreadable(batch: Any) -> tuple[str, ...]:
@@ -55,9 +59,10 @@ def evaluate(
     workers: int | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, float], list[str]]:
-    """What a saved model measures on the held-out data of its run, or of ``data``.
+    """What a saved model measures on the held-out data of its run, or on other ``data``.
 
-    With the run's own data, batch and precision: the number that training printed.
+    With the run's own data, batch and precision: the number that training printed. Of other data
+    the part that is for testing is measured or, if it has none, all.
     """
     model = from_pretrained(source)
     found = recipe_of(source)
@@ -66,7 +71,8 @@ def evaluate(
     if found is None:
         found = parse({"name": "eval", "task": "classify", "data": data, "model": "any"}, "eval")
     kind = TASKS[found.task]
-    held_out = kind.open(data or found.data, found.settings, found.seed)
+    own = data is None or data == found.data
+    held_out = kind.open(data or found.data, found.settings, found.seed if own else None)
     known = model.pretrained_cfg.get("label_names")
     if known and list(known) != list(held_out.classes):
         raise ValueError(
@@ -77,20 +83,25 @@ def evaluate(
         raise ValueError(
             f"{source} knows {model.num_classes} classes, the data has {len(held_out.classes)}"
         )
-    devices = accelerator(found.precision)
+    there = found.precision != "fp16" or torch.accelerator.is_available()
+    devices = accelerator(found.precision if there else "fp32")
     task = kind.around(model, found.settings, held_out).to(devices.device)
     if workers is None:
         workers = spare_cores(devices.num_processes)
-    return measure(task, task.model, devices, batch or found.batch, workers, tick)
+    batch = batch or test_batch(found, devices.num_processes)
+    return measure(task, task.model, devices, batch, workers, tick)
+
+
+def test_batch(recipe: Recipe, processes: int) -> int:
+    """Images at a time: as in training, but no more than are of use."""
+    return max(1, min(MANY, recipe.batch // (processes * recipe.accumulate)))
 
 
 def recipe_of(source: str | Path) -> Recipe | None:
     """The recipe of the run that a folder belongs to: beside the model, or above its best."""
-    for folder in (Path(source), Path(source).parent):
-        file = folder / RECIPE
-        if file.is_file():
-            return parse(read(file)[1], str(file))
-    return None
+    folder = Path(source)
+    file = (folder.parent if folder.name == "best" else folder) / RECIPE
+    return parse(read(file)[1], str(file)) if file.is_file() else None
 
 
 def some(names: Sequence[str]) -> str:

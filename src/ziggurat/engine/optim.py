@@ -40,28 +40,23 @@ class Schedule:
         self.steps = max(1, round((recipe.epochs + recipe.cooldown_epochs) * per_epoch))
         cosine = max(1, round(recipe.epochs * per_epoch))
         warmup = min(round(recipe.warmup_epochs * per_epoch), cosine - 1)
-        self.scheduler: Scheduler | None = None
-        if recipe.schedule != "constant" or warmup:
-            # "Epochs" of one step: timm counts in whole ones.
-            self.scheduler, _ = create_scheduler_v2(
-                optimizer,
-                "step" if recipe.schedule == "constant" else recipe.schedule,
-                num_epochs=cosine,
-                decay_epochs=(
-                    2**62
-                    if recipe.schedule == "constant"
-                    else max(1, round(recipe.decay_epochs * per_epoch))
-                ),
-                decay_rate=recipe.decay_rate,
-                min_lr=recipe.min_lr,
-                warmup_lr=recipe.warmup_lr,
-                warmup_epochs=warmup,
-                step_on_epochs=False,
-                updates_per_epoch=1,
-            )
+        constant = recipe.schedule == "constant"  # a step that never comes
+        every = 2**62 if constant else max(1, round(recipe.decay_epochs * per_epoch))
+        self.scheduler: Scheduler
+        self.scheduler, _ = create_scheduler_v2(
+            optimizer,
+            "step" if constant else recipe.schedule,
+            num_epochs=cosine,  # "epochs" of one step: timm counts in whole ones
+            decay_epochs=every,
+            decay_rate=recipe.decay_rate,
+            min_lr=recipe.min_lr,
+            warmup_lr=recipe.warmup_lr,
+            warmup_epochs=warmup,
+            step_on_epochs=False,
+            updates_per_epoch=1,
+        )
 
     def set(self, step: int) -> float:
         """Set the learning rate of ``step``; the highest of any layer is returned."""
-        if self.scheduler is not None:
-            self.scheduler.step_update(step)
+        self.scheduler.step_update(step)
         return max(float(group["lr"]) for group in self.optimizer.param_groups)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from ziggurat.data.images import EXTENSIONS, BadImage, read_image
+from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.tasks.classify import as_bytes, test_transform
 
@@ -53,7 +53,7 @@ class Classifier:
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
                 opened = image if isinstance(image, Image.Image) else read_image(image, name)
-                waiting.append((name, self.transform(opened.convert("RGB"))))
+                waiting.append((name, self.transform(as_rgb(opened))))
             except BadImage as error:
                 waiting.append((name, error))
             if len(waiting) == batch:

@@ -13,6 +13,8 @@ def accelerator(precision: str) -> Accelerator:
     Processes without a device of their own talk through gloo, which accelerate does not do by
     itself.
     """
+    if precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("fp16 needs a GPU, and there is none: take --set precision=bf16 or fp32")
     AcceleratorState._reset_state()  # else a second run in a process could not differ in precision
     return Accelerator(
         cpu=not torch.accelerator.is_available(),

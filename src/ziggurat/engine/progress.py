@@ -25,8 +25,7 @@ class Progress:
         self.console = Console(stderr=True, quiet=not shown, soft_wrap=True)
         self.steps, self.step = steps, step
         self.before, self.began = minutes, time.monotonic()
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
+        self.sums: dict[str, list[float]] = {}  # of each value: sum and number
         self.images, self.spent, self.idle = 0, 0.0, 0.0
         self.told = 0.0
         self.bar = Bar(
@@ -65,16 +64,16 @@ class Progress:
         self.images += images
         self.spent += seconds
         for key, value in found.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
-            self.counts[key] = self.counts.get(key, 0) + 1
+            total, count = self.sums.get(key, (0.0, 0))
+            self.sums[key] = [total + value, count + 1]
         self.bar.update(self.line, completed=self.step, text=self.text)
 
     def flush(self, mean: Callable[[dict[str, float]], dict[str, float]]) -> dict[str, Any]:
         """Means since the last time, over processes by ``mean``; speed and waiting beside them."""
-        found = mean({key: total / self.counts[key] for key, total in self.sums.items()})
+        found = mean({key: total / count for key, (total, count) in self.sums.items()})
         whole = self.spent + self.idle
         speed = {"images_per_s": self.images / whole, "waiting": self.idle / whole}
-        self.sums, self.counts = {}, {}
+        self.sums.clear()
         self.images, self.spent, self.idle = 0, 0.0, 0.0
         shown = [f"{key} {found[key]:.4g}" for key in ("loss", "top1") if key in found]
         self.text = "  ".join([*shown, f"{speed['images_per_s']:.0f} images/s"])

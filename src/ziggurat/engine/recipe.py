@@ -62,7 +62,7 @@ class Recipe(BaseModel):
     weight_decay: float = Field(0.05, ge=0)
     layer_decay: float | None = Field(None, gt=0, le=1)
     clip_grad: float | None = Field(None, gt=0)  # the largest norm of all gradients together
-    ema: float | None = Field(None, gt=0, lt=1)
+    ema: float | None = Field(None, gt=0, lt=1)  # grows to it: 1 - (1 + step)^(-2/3) if less
 
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
@@ -107,6 +107,7 @@ def load(
     rows = table.pop(ROWS, [])
     title = Path(name).stem if origin == str(name) else str(name)
     changes = dict(changes or {})
+    model = model or changes.get("model")
     row = row_of(rows, model, changes, origin)
     found = {"name": title} | table | row | changes
     if found.get("data") != (table | row).get("data"):

@@ -16,7 +16,7 @@ import os
 import shlex
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,8 @@ from safetensors import SafetensorError, safe_open
 from ziggurat.engine import checkpoint
 from ziggurat.engine.recipe import RECIPE, ROWS, Recipe, RecipeError, names, parse
 from ziggurat.engine.recipe import read as read_recipe
-from ziggurat.engine.train import BAD, METRICS, RESULTS
+from ziggurat.engine.results import BAD, METRICS, RESULTS
+from ziggurat.engine.results import history as history_of
 from ziggurat.models.pretrained import CONFIG, WEIGHTS
 from ziggurat.tasks import TASKS, figures
 
@@ -160,7 +161,7 @@ def read(folder: Path) -> Folder:
     recipe: dict[str, Any] = dict(measured.get("recipe") or {})
     with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
         recipe = tomllib.loads((folder / RECIPE).read_text())
-    history = list(lines(folder / METRICS)) or measured.get("history") or []
+    history = list(history_of(folder / METRICS)) or measured.get("history") or []
     if not (recipe or history):
         raise FileNotFoundError(f"{folder} has no run: there is neither {RECIPE} nor {METRICS}")
     saved = checkpoint.saved(folder / "checkpoints")
@@ -176,15 +177,6 @@ def read_json(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text())
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl, but one that a kill has cut off."""
-    for line in file.read_text().splitlines() if file.exists() else ():
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and "epoch" in found:
-                yield found
 
 
 def parameters(folder: Path) -> int | None:

@@ -1,10 +1,12 @@
 """The one format of measured numbers: what was measured, and all it takes to measure it again."""
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,17 @@ import timm
 import torch
 
 import ziggurat
+
+METRICS, RESULTS, BAD = "metrics.jsonl", "results.json", "bad_files.txt"  # in a run's folder
+
+
+def history(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl, but one that a kill has cut off."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and "epoch" in found:
+                yield found
 
 
 def write(path: str | Path, measured: Any, seed: int | None = None) -> Path:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, send_to_device
+from safetensors import SafetensorError
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -33,17 +35,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ziggurat.data.loading import Steps, loader, seed_all
-from ziggurat.engine import checkpoint, optim, results
+from ziggurat.engine import checkpoint, optim, report, results
 from ziggurat.engine.checkpoint import Checkpoint
-from ziggurat.engine.evaluate import measure, unreadable
+from ziggurat.engine.evaluate import measure, test_batch, unreadable
 from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.progress import Progress
 from ziggurat.engine.recipe import RECIPE, Recipe, RecipeError, load, parse, read
+from ziggurat.engine.results import BAD, METRICS, RESULTS, history
 from ziggurat.tasks import TASKS
-from ziggurat.tasks.task import Task, Wanted
+from ziggurat.tasks.task import Task, Wanted, over_processes
 
-METRICS, RESULTS, BAD = "metrics.jsonl", "results.json", "bad_files.txt"
 WHOLE = StateDictOptions(full_state_dict=True)  # of what FSDP keeps in parts
+MAY_CHANGE = {"name", "data", "workers", "save_minutes", "keep", "nonfinite", "max_bad"}  # resuming
 PATIENCE = 20  # steps without a finite loss, one after the other, after which a run stops
 
 
@@ -55,11 +58,27 @@ class Run(NamedTuple):
     history: list[dict[str, Any]]  # the lines of metrics.jsonl
 
 
+@dataclass
+class State:
+    """What a run has met so far, beside the weights; kept in its checkpoints."""
+
+    step: int = 0
+    minutes: float = 0.0
+    tested: int = 0  # the step of the last evaluation
+    best: dict[str, Any] | None = None
+    skipped: list[int] = field(default_factory=list)  # steps without a finite loss
+    in_a_row: int = 0  # of them, now
+    bad: list[str] = field(default_factory=list)  # training files that cannot be read
+    sums: dict[str, list[float]] = field(default_factory=dict)  # since the last line of the log
+
+
 class Interrupted(Exception):
     """A run that was asked to stop, and saved."""
 
     def __init__(self, number: int, step: int, folder: Path) -> None:
-        super().__init__(f"stopped and saved at step {step}: go on with --out {folder} --resume")
+        super().__init__(
+            f"stopped and saved at step {step}: go on with `ziggurat train --out {folder} --resume`"
+        )
         self.exit_code = 128 + number
 
 
@@ -111,18 +130,22 @@ def default_folder(recipe: Recipe) -> Path:
 
 def check(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
     """See that the folder is ours to write to or, to resume, that it holds this recipe."""
-    if not resume:
-        if folder.exists() and any(folder.iterdir()) and not overwrite:
-            raise FileExistsError(
-                f"{folder} exists: --resume goes on with it, --overwrite starts again, "
-                "--out takes another folder"
-            )
-        return
     saved = folder / RECIPE
+    if not resume:
+        if folder.exists() and any(folder.iterdir()):
+            if not saved.is_file():
+                raise FileExistsError(f"{folder} exists and is no run's: take another --out")
+            if not overwrite:
+                raise FileExistsError(
+                    f"{folder} exists: --resume goes on with it, --overwrite starts again, "
+                    "--out takes another folder"
+                )
+        return
     if not saved.is_file():
         raise FileNotFoundError(f"{folder} has no {RECIPE}: there is no run to resume")
     before, now = parse(read(saved)[1], str(saved)).flat(), recipe.flat()
-    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    keys = sorted({*before, *now} - MAY_CHANGE)
+    changed = [key for key in keys if before.get(key) != now.get(key)]
     if changed:
         lines = ", ".join(f"{key} {before.get(key)} -> {now.get(key)}" for key in changed)
         raise ValueError(f"{folder} was begun with another recipe ({lines}): resume it as it is")
@@ -162,11 +185,9 @@ class Loop:
         self.task = build(recipe)
         self.workers = spare_cores(self.world) if recipe.workers is None else recipe.workers
         self.samples = self.task.train_samples()
-        self.step = 0
-        self.state: dict[str, Any] = {"best": None, "skipped": [], "bad": []}
-
-        order = self.order(0, 1)
-        self.per_epoch = order.per_epoch
+        self.state = State()
+        self.task.check_share(recipe.batch // (self.world * recipe.accumulate))
+        self.per_epoch = self.order(0, 1).per_epoch
         made = [optim.optimizer(self.task.player(name), recipe) for name in self.task.players]
         wrapped, *optimizers = devices.prepare(self.task, *made)
         self.wrapped: nn.Module = wrapped
@@ -177,11 +198,19 @@ class Loop:
         ]
         self.steps = self.schedules[0].steps
         self.ema = ModelEmaV3(self.task.model, recipe.ema, use_warmup=True) if recipe.ema else None
-        if resume:
-            self.restore()
-        self.log: Log | None = None
+        self.buffers = [b for b in self.task.buffers() if b.is_floating_point()]  # BatchNorm's
+        self.new_bad: list[str] = []
         self.whole: Task | None = None  # a second copy, unsharded, to measure and save
-        self.progress = Progress(self.steps, self.step, self.state.get("minutes", 0.0), self.main)
+        self.log: Log | None = None
+        if resume and checkpoint.saved(self.folder / "checkpoints"):
+            self.restore()
+        self.progress = Progress(self.steps, self.step, self.state.minutes, self.main)
+        self.progress.sums = self.state.sums
+
+    @property
+    def step(self) -> int:
+        """How many are done."""
+        return self.state.step
 
     def order(self, start: int, stop: int) -> Steps:
         """The sampler of this process."""
@@ -201,22 +230,21 @@ class Loop:
 
     def run(self) -> Run:
         """All steps that are left, then the evaluation of what is saved, then the report."""
-        self.log = Log(self.folder, self.step) if self.main else None
-        every = max(1, round(self.recipe.eval_epochs * self.per_epoch))
+        done = self.step == self.steps
+        self.log = Log(self.folder, self.step, done) if self.main else None
         saved_at = time.monotonic()
         with Signals() as signals, self.progress:
+            self.evaluate_if_due()  # what a kill may have cut off
             for parts in self.batches(self.steps):
                 self.train_step(parts)
-                done = self.step == self.steps
-                if self.step % every == 0 and not done:
-                    self.evaluate_now()
                 due = time.monotonic() - saved_at >= 60 * self.recipe.save_minutes
                 late, stop = self.agree(due, signals.number or 0)
-                if late or stop or done:
+                if late or stop or self.step == self.steps:
                     self.save()
                     saved_at = time.monotonic()
-                if stop and not done:
+                if stop and self.step < self.steps:
                     raise Interrupted(int(stop), self.step, self.folder)
+                self.evaluate_if_due()
         with self.progress:
             return self.finish()
 
@@ -239,6 +267,8 @@ class Loop:
     def train_step(self, parts: list[Any]) -> None:
         """One update of each player."""
         began = time.perf_counter()
+        for part in parts:
+            self.note_bad(unreadable(part))
         rates = [schedule.set(self.step) for schedule in self.schedules]
         line: dict[str, float] = {"lr": rates[0]}
         self.task.train()
@@ -246,39 +276,45 @@ class Loop:
             line |= self.update(name, optimizer, parts)
         if self.ema is not None:
             self.ema.update(self.task.model, step=self.step)
-        self.step += 1
-        for part in parts:
-            self.note_bad(unreadable(part))
+        self.state.step += 1
         self.progress.stepped(line, self.recipe.batch, time.perf_counter() - began)
         if self.step % self.recipe.log_steps == 0 or self.step == self.steps:
+            self.gather_bad()
             self.write({"epoch": self.step / self.per_epoch} | self.progress.flush(self.mean))
 
     def update(self, player: str, optimizer: Any, parts: list[Any]) -> dict[str, float]:
         """One player's gradients over all parts of the step, and its step if they are numbers."""
         found: dict[str, float] = {}
+        before = [buffer.clone() for buffer in self.buffers]
         for i, part in enumerate(parts):
             seed_all(self.recipe.seed, self.step, i, self.rank)
             last = i == len(parts) - 1
             quiet = contextlib.nullcontext() if last else self.devices.no_sync(self.wrapped)
             with quiet:
                 losses = self.wrapped(send_to_device(part, self.devices.device), player)
-                loss: Tensor = losses["loss"]
-                for key, value in losses.items():
-                    found[key] = found.get(key, 0.0) + float(value.detach()) / len(parts)
-                if any(self.agree(not math.isfinite(float(loss.detach())))):
-                    return self.skip(optimizer, f"{player}'s loss is {float(loss.detach())}", found)
-                self.devices.backward(loss / len(parts))
+                values = torch.stack([value.detach().float() for value in losses.values()])
+                for key, value in zip(losses, values.tolist(), strict=True):  # one look a part
+                    found[key] = found.get(key, 0.0) + value / len(parts)
+                if any(self.agree(not math.isfinite(found["loss"]))):
+                    self.skip(optimizer, before, f"{player}'s loss is {found['loss']}")
+                    return {}
+                self.devices.backward(losses["loss"] / len(parts))
         norm = self.gradient_norm(optimizer)
-        if not math.isfinite(norm) and self.devices.scaler is None:
-            return self.skip(optimizer, f"the norm of {player}'s gradient is {norm}", found)
+        (bad,) = self.agree(not math.isfinite(norm))
+        if bad and self.devices.scaler is None:  # which skips such a step by itself
+            self.skip(optimizer, before, f"the norm of {player}'s gradient is {norm}")
+            return {}
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self.state["in_a_row"] = 0
-        return found | {"grad_norm": norm}
+        self.state.in_a_row = 0
+        return found if bad else found | {"grad_norm": norm}
 
     def gradient_norm(self, optimizer: Any) -> float:
         """The norm of all gradients together, clipped if the recipe says so."""
         weights = [p for group in optimizer.param_groups for p in group["params"]]
+        if self.sharded:  # accelerate compares lists
+            weights = list(self.wrapped.parameters())
+        self.devices.unscale_gradients(optimizer)
         if self.recipe.clip_grad:
             return float(self.devices.clip_grad_norm_(weights, self.recipe.clip_grad))
         gradients = [p.grad for p in weights if p.grad is not None]
@@ -286,41 +322,61 @@ class Loop:
         full: Any = getattr(norm, "full_tensor", lambda: norm)
         return float(full())
 
-    def skip(self, optimizer: Any, why: str, found: dict[str, float]) -> dict[str, float]:
-        """Leave the weights as they are, or stop, as the recipe says."""
+    def skip(self, optimizer: Any, buffers: list[Tensor], why: str) -> None:
+        """Leave the model as it was before the step, or stop, as the recipe says."""
         optimizer.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.buffers, buffers, strict=True):
+            buffer.copy_(value)  # the forward pass may have put no numbers into them
         step = self.step + 1
-        self.state["skipped"].append(step)
-        self.state["in_a_row"] = self.state.get("in_a_row", 0) + 1
+        self.state.skipped.append(step)
+        self.state.in_a_row += 1
         advice = "a lower lr, more warm-up, clip_grad or bf16 instead of fp16 may help"
         if self.recipe.nonfinite == "stop":
             raise Diverged(f"step {step}: {why}; {advice}")
-        if self.state["in_a_row"] >= PATIENCE:
+        if self.state.in_a_row >= PATIENCE:
             raise Diverged(f"step {step}: {why}, the {PATIENCE}th step in a row; {advice}")
         self.progress.say(f"step {step} skipped: {why}")
-        return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def note_bad(self, files: tuple[str, ...]) -> None:
-        """Count files that cannot be read; too many stop the run."""
-        for file in files:
-            if file not in self.state["bad"]:
-                self.state["bad"].append(file)
-                self.progress.say(f"skipped {file}")
-                if self.main:
-                    with open(self.folder / BAD, "a") as log:
-                        log.write(file + "\n")
-        share = len(self.state["bad"]) / len(self.samples.source)
-        if share > self.recipe.max_bad:
+        """Remember files that cannot be read; alone, tell at once."""
+        self.new_bad += files
+        if files and self.world == 1:
+            self.gather_bad()
+
+    def gather_bad(self) -> None:
+        """Files that any process could not read; too many stop the run."""
+        known = set(self.state.bad)
+        for file in (file for share in over_processes(self.new_bad) for file in share):
+            if file not in known:
+                known.add(file)
+                self.state.bad.append(file)
+                self.tell_bad(file)
+        self.new_bad = []
+        self.limit_bad(self.state.bad, len(self.samples.source), "training")
+
+    def tell_bad(self, file: str) -> None:
+        """In the log and in a file."""
+        self.progress.say(f"skipped {file}")
+        if self.main:
+            with open(self.folder / BAD, "a") as log:
+                log.write(file + "\n")
+
+    def limit_bad(self, bad: list[str], count: int, split: str) -> None:
+        """Stop if there are too many."""
+        if len(bad) > self.recipe.max_bad * count:
             raise ValueError(
-                f"{len(self.state['bad'])} of {len(self.samples.source)} training files cannot be "
-                f"read, more than max_bad = {self.recipe.max_bad:.1%}; the last: "
-                f"{self.state['bad'][-1]} (`ziggurat data check` lists them)"
+                f"{len(bad)} of {count} {split} files cannot be read, more than max_bad = "
+                f"{self.recipe.max_bad:.1%}; the last: {bad[-1]} (`ziggurat data check` lists them)"
             )
 
     # Between steps.
 
     def evaluated(self) -> nn.Module:
-        """The model as users would load it now."""
+        """The model as users would load it now, the same in all processes."""
+        if self.world > 1:  # each has seen other images; DDP sends buffers around only in training
+            average = [] if self.ema is None else list(self.ema.module.buffers())
+            for buffer in [*self.buffers, *(b for b in average if b.is_floating_point())]:
+                torch.distributed.broadcast(buffer, 0)
         if self.sharded:  # all of it in every process: they may have different numbers of batches
             if self.whole is None:
                 self.whole = build(self.recipe).to(self.devices.device)
@@ -330,58 +386,64 @@ class Loop:
 
     def measured(self, model: nn.Module) -> dict[str, float]:
         """Its measures on the held-out data."""
+        batch = test_batch(self.recipe, self.world)
         with self.progress.evaluation() as tick:
-            found, bad = measure(
-                self.task, model, self.devices, self.recipe.batch, self.workers, tick
-            )
-        if bad:
-            self.progress.say(f"{len(bad)} test files cannot be read, the first: {bad[0]}")
+            found, bad = measure(self.task, model, self.devices, batch, self.workers, tick)
+        for file in bad:
+            self.tell_bad(file)
+        self.limit_bad(bad, len(self.task.test_samples().source), "test")
         return found
 
-    def evaluate_now(self) -> None:
+    def evaluate_if_due(self) -> None:
+        """Every so many epochs, but for the end."""
+        every = max(1, round(self.recipe.eval_epochs * self.per_epoch))
+        if self.step % every == 0 and self.state.tested < self.step < self.steps:
+            self.evaluate_now()
+
+    def evaluate_now(self) -> dict[str, float]:
         """Measure, note it, keep the model if it is the best so far."""
         model = self.evaluated()
         found = self.measured(model)
+        self.state.tested = self.step
         self.write({"epoch": self.step / self.per_epoch, "test": found})
         self.progress.tested(self.step / self.per_epoch, found)
-        self.keep_best(model, found)
-
-    def keep_best(self, model: nn.Module, found: dict[str, float]) -> None:
-        """Save a model that is better than all before."""
-        best = self.state["best"]
+        best = self.state.best
         if best is None or found[self.task.best] > best["test"][self.task.best]:
-            self.state["best"] = {"step": self.step, "test": found}
-            if self.main:
-                self.task.save(self.folder / "best", model)
+            self.state.best = {"step": self.step, "test": found}
+            self.write_model(self.folder / "best", model)
+        if self.step == self.steps:
+            self.write_model(self.folder, model)
+        return found
+
+    def write_model(self, folder: Path, model: nn.Module) -> None:
+        """As users load it."""
+        if self.main:
+            try:
+                self.task.save(folder, model)
+            except SafetensorError as error:
+                raise OSError(f"the model could not be written to {folder}: {error}") from None
 
     def finish(self) -> Run:
-        """Save the model, measure what was saved, and write the report."""
-        model = self.evaluated()
-        found = self.measured(model)
-        self.write({"epoch": self.step / self.per_epoch, "test": found})
-        self.progress.tested(self.step / self.per_epoch, found)
-        self.keep_best(model, found)
-        history = self.log.lines() if self.log else []
+        """Measure and save the model, and write the report."""
+        found = self.evaluate_now()
+        lines = self.log.lines() if self.log else []
         if self.main:
-            self.task.save(self.folder, model)
             measured = {
                 "test": found,
-                "best": self.state["best"],
+                "best": self.state.best,
                 "steps": self.steps,
-                "skipped_steps": self.state["skipped"],
-                "bad_files": len(self.state["bad"]),
+                "skipped_steps": self.state.skipped,
+                "bad_files": len(self.state.bad),
                 "minutes": round(self.progress.minutes, 2),
                 "processes": self.world,
                 "recipe": self.recipe.flat(),
-                "history": history,
+                "history": lines,
             }
             results.write(self.folder / RESULTS, measured, self.recipe.seed)
-            from ziggurat.engine import report
-
             self.task.figures(self.folder)
             self.progress.say(f"report: {report.write(self.folder)}")
         self.devices.wait_for_everyone()
-        return Run(self.folder, found, history)
+        return Run(self.folder, found, lines)
 
     def write(self, line: dict[str, Any]) -> None:
         """One line of metrics.jsonl."""
@@ -428,7 +490,7 @@ class Loop:
                 task,
                 None if self.ema is None else self.ema.module.state_dict(),
                 {"optimizers": optimizers, "scaler": scaler.state_dict() if scaler else None},
-                self.state | {"step": self.step, "minutes": self.progress.minutes},
+                asdict(replace(self.state, minutes=self.progress.minutes)),
             )
             checkpoint.save(self.folder / "checkpoints", self.step, found, self.recipe.keep)
         self.devices.wait_for_everyone()
@@ -450,16 +512,17 @@ class Loop:
                 optimizer.load_state_dict(state)
         if self.devices.scaler is not None:
             self.devices.scaler.load_state_dict(found.optimizer["scaler"])
-        self.state = found.state
-        self.step = self.state.pop("step")
+        self.state = State(**found.state)
 
 
 class Log:
     """metrics.jsonl, and TensorBoard where it is installed."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, done: bool) -> None:
         self.file = folder / METRICS
         kept = [line for line in self.lines() if line["step"] <= step]
+        if done:  # the last evaluation is made again
+            kept = [line for line in kept if line["step"] < step or "test" not in line]
         part = self.file.with_suffix(".part")
         part.write_text("".join(json.dumps(line) + "\n" for line in kept))
         part.replace(self.file)
@@ -471,13 +534,7 @@ class Log:
 
     def lines(self) -> list[dict[str, Any]]:
         """All lines so far."""
-        if not self.file.exists():
-            return []
-        found = []
-        for line in self.file.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # cut off by a kill
-                found.append(json.loads(line))
-        return found
+        return list(history(self.file))
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""

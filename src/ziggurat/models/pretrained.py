@@ -135,13 +135,14 @@ def remember(model: Any, config: Mapping[str, Any], img_size: Any) -> None:
 
 
 def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> Any:
-    """A model by name with the weights of ``init``, or a saved one (``name`` is its folder).
+    """A model by name with the weights of ``init``, or a saved one (``name``: folder or hub id).
 
     ``init`` is a folder or hub id (the same model), a checkpoint, ``published`` for the weights a
     hub has, or ``package:NAME`` for those an installed Python package carries. A classifier of
     another number of classes starts afresh.
     """
-    if Path(name).is_dir():
+    hub = name.count("/") == 1 and not name.startswith("timm/")
+    if Path(name).is_dir() or hub:
         return from_pretrained(name, **overrides)
     if init is None:
         return create_model(name, **overrides)

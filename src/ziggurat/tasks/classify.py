@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup, create_transform
-from timm.data.auto_augment import posterize
+from timm.data.auto_augment import auto_augment_transform, posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import str_to_interp_mode
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 from torchvision.transforms import (
+    CenterCrop,
     ColorJitter,
     Compose,
     RandomApply,
@@ -35,6 +37,7 @@ from ziggurat.tasks import figures
 from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
 
 WORST = 24  # mistakes that are shown
+TRIES = 20  # files that are tried before a sample is given up
 MANY = 2000  # classes beyond which there is no confusion matrix: it would take gigabytes
 
 
@@ -86,6 +89,19 @@ class ClassifySettings(Settings):
     drop: float = Field(0.0, ge=0, lt=1)
     freeze: bool = False  # train the classifier alone, behind a BatchNorm (MAE's linear probe)
 
+    @field_validator("auto_augment")
+    @classmethod
+    def known(cls, words: str) -> str:
+        """timm says by an assertion what it does not know."""
+        try:
+            if words.startswith("rand"):
+                rand_augment_transform(words, {})
+            elif words != "none" and not words.startswith("augmix"):
+                auto_augment_transform(words, {})
+        except (AssertionError, KeyError, ValueError, AttributeError):
+            raise ValueError("should be timm's, such as rand-m9-mstd0.5-inc1, or none") from None
+        return words
+
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
     def ordered(cls, pair: tuple[float, float]) -> tuple[float, float]:
@@ -93,6 +109,13 @@ class ClassifySettings(Settings):
         if not 0 < pair[0] <= pair[1]:
             raise ValueError("should be the least and the most, both above 0")
         return pair
+
+
+class Normal(NamedTuple):
+    """How images are normalised for weights that have been trained."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
 
 
 class Classify(Task):
@@ -136,7 +159,7 @@ class Classify(Task):
         self.forget()
 
     @classmethod
-    def open(cls, spec: str, settings: Any, seed: int) -> Data:
+    def open(cls, spec: str, settings: Any, seed: int | None) -> Data:
         """A name, a folder, a list, an archive or shards."""
         return open_data(spec, seed)
 
@@ -149,13 +172,14 @@ class Classify(Task):
         wishes |= {"img_size": size} if size is not None else {}
         model = open_wishing(wanted, options, wishes)
         config = model.pretrained_cfg
+        learned = Normal(config["mean"], config["std"]) if wanted.init else None
         height, width = pair(size or config["input_size"][1:])
         config.update(
             input_size=(3, height, width),
-            mean=settings.mean or data.mean or IMAGENET_DEFAULT_MEAN,
-            std=settings.std or data.std or IMAGENET_DEFAULT_STD,
+            mean=settings.mean or (learned or data).mean or IMAGENET_DEFAULT_MEAN,
+            std=settings.std or (learned or data).std or IMAGENET_DEFAULT_STD,
             crop_pct=settings.test_crop,
-            interpolation=settings.interpolation,
+            interpolation=settings.interpolation.replace("random", "bicubic"),
             num_classes=len(data.classes),
             label_names=list(data.classes),
         )
@@ -165,6 +189,14 @@ class Classify(Task):
     def around(cls, model: nn.Module, settings: Any, data: Any) -> Self:
         """As the model's own configuration says."""
         return cls(model, settings.model_copy(update={"freeze": False}), data)
+
+    def check_share(self, images: int) -> None:
+        """Mixing pairs images."""
+        if self.mix is not None and images % 2:
+            raise ValueError(
+                f"mixup pairs the images of a batch, got {images} of them at a time in a process: "
+                "take an even share, or mixup=0 and cutmix=0"
+            )
 
     def train(self, mode: bool = True) -> Self:
         """A frozen backbone stays as in inference."""
@@ -177,7 +209,9 @@ class Classify(Task):
 
     def train_samples(self) -> Samples:
         """Augmented images; an unreadable one is replaced by the next."""
-        reader = Reader(self.data.train, train_transform(self.settings, self.size), replace=True)
+        mean = tuple(self.model.pretrained_cfg["mean"])
+        transform = train_transform(self.settings, self.size, mean)
+        reader = Reader(self.data.train, transform, replace=True)
         return Samples(self.data.train, reader, collate, self.settings.repeats)
 
     def test_samples(self) -> Samples:
@@ -201,11 +235,7 @@ class Classify(Task):
             images = self.erase(images)
         if self.mix is None:
             return images, batch.labels
-        if len(images) % 2:
-            raise ValueError(
-                f"mixup pairs the images of a batch, got {len(images)} of them in one process: "
-                "take an even share, or mixup=0 and cutmix=0"
-            )
+        self.check_share(len(images))
         mixed: tuple[Tensor, Tensor] = self.mix(images, batch.labels)
         return mixed
 
@@ -336,7 +366,7 @@ class Reader:
     def __call__(self, index: int) -> Sample:
         """The sample at ``index``, or the next that can be read."""
         bad: list[str] = []
-        for i in range(len(self.images) if self.replace else 1):
+        for i in range(min(TRIES, len(self.images)) if self.replace else 1):
             at = (index + i) % len(self.images)
             try:
                 pixels = self.transform(self.images.image(at))
@@ -358,7 +388,11 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
-def train_transform(settings: ClassifySettings, size: tuple[int, int]) -> Callable[..., np.ndarray]:
+def train_transform(
+    settings: ClassifySettings,
+    size: tuple[int, int],
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
+) -> Callable[..., np.ndarray]:
     """A PIL image to augmented bytes (3, H, W)."""
     words = settings.auto_augment if settings.auto_augment != "none" else None
     first, second, last = create_transform(
@@ -372,6 +406,7 @@ def train_transform(settings: ClassifySettings, size: tuple[int, int]) -> Callab
         color_jitter=settings.color_jitter or None,  # type: ignore[arg-type]  # timm's word for none
         auto_augment=words,
         interpolation=settings.interpolation,
+        mean=mean,  # what RandAugment fills with
     )
     for step in second.transforms:
         keep_a_bit(step)
@@ -379,7 +414,8 @@ def train_transform(settings: ClassifySettings, size: tuple[int, int]) -> Callab
         second = Compose([simclr(settings.simclr_jitter), second])
     if settings.crop == "resized":
         return Compose([first, second, last])
-    steps: list[Any] = [Resize(size)]
+    smooth = str_to_interp_mode(settings.interpolation.replace("random", "bicubic"))
+    steps: list[Any] = [Resize(min(size), smooth), CenterCrop(size)]  # as when it is tested
     if settings.crop == "pad":
         steps.append(RandomCrop(size, padding=settings.crop_padding))
     return Compose([*steps, RandomHorizontalFlip(settings.flip), second, last])

@@ -63,8 +63,8 @@ class Task(nn.Module):
         return self.model
 
     @classmethod
-    def open(cls, spec: str, settings: Any, seed: int) -> Any:
-        """The data that a recipe's ``data`` names."""
+    def open(cls, spec: str, settings: Any, seed: int | None) -> Any:
+        """The data that a recipe's ``data`` names; without a seed all of it, to test on."""
         raise NotImplementedError
 
     @classmethod
@@ -76,6 +76,9 @@ class Task(nn.Module):
     def around(cls, model: nn.Module, settings: Any, data: Any) -> Self:
         """The task around a finished model, to measure it."""
         raise NotImplementedError
+
+    def check_share(self, images: int) -> None:
+        """Refuse a number of images at a time in a process that the task cannot train on."""
 
     def train_samples(self) -> Samples:
         """What it is trained on."""
