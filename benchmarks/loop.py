@@ -95,7 +95,10 @@ def main() -> None:
     args = parser.parse_args()
     given = {} if args.data is None else {"data": args.data}
     never = {"log_steps": 10**6}
-    plain = recipes.load(args.recipe, changes={**given, **never, "ema": None, "clip_grad": None})
+    plain = recipes.load(
+        args.recipe,  # no workers: they would take turns with the two loops, not with one
+        changes={**given, **never, "ema": None, "clip_grad": None, "workers": 0},
+    )
     low, middle, high = statistics.quantiles(overhead(plain, args.rounds), n=4)
     share, speed = waiting(recipes.load(args.recipe, changes=given | never), args.rounds)
     table = Table(title=f"{args.recipe}: {args.rounds} steps of {plain.batch} images")

@@ -237,9 +237,8 @@ def test_own_data_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(12):
-            Image.new("RGB", (8, 8), (i, 7 * ord(name) % 256, 99)).save(
-                tmp_path / "photos" / name / f"{i}.png"
-            )
+            image = Image.new("RGB", (8, 8), (i, ord(name), 99))
+            image.save(tmp_path / "photos" / name / f"{i}.png")
     assert main(["data", "check", str(tmp_path / "photos"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
     (tmp_path / "photos" / "a" / "0.png").write_bytes(b"no image")

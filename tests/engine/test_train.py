@@ -267,9 +267,8 @@ def test_a_signal_saves_and_says_how_to_go_on(
         return real(self, *args)
 
     monkeypatch.setattr(Classify, "forward", interrupted)
-    with pytest.raises(
-        Interrupted, match=r"step 3: go on with `ziggurat train --out .* --resume`"
-    ) as stop:
+    said = r"saved at step 3: go on with `ziggurat train --out .* --resume`"
+    with pytest.raises(Interrupted, match=said) as stop:
         train.train(recipe, tmp_path / "run")
     assert stop.value.exit_code == 128 + number
     monkeypatch.undo()
