@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def write(path: str | Path, measured: Any, seed: int | None = None) -> Path:
     """
     path = Path(path)
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "seed": seed,
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -53,6 +54,13 @@ def write(path: str | Path, measured: Any, seed: int | None = None) -> Path:
     part.write_text(json.dumps(result, indent=2) + "\n")
     part.replace(path)
     return path
+
+
+def command() -> str:
+    """How this was started: our command by its name, a script by its path."""
+    program, *words = sys.argv
+    ours = Path(program).name in ("ziggurat", "__main__.py")
+    return shlex.join(["ziggurat", *words] if ours else ["python", program, *words])
 
 
 def hardware() -> dict[str, Any]:
