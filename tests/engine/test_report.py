@@ -209,8 +209,10 @@ def test_a_number_of_other_data_is_not_shown(tmp_path: Path, changes: dict[str, 
 
 
 def test_another_rows_number_is_not_shown(tmp_path: Path) -> None:
-    of_cifar10 = load("regionvit/transfer").paper
-    recipe = load("regionvit/transfer", changes={"data": "cifar100", "paper": of_cifar10})
+    start = {"init": "somewhere"}
+    of_cifar10 = load("regionvit/transfer", changes=start).paper
+    changes = start | {"data": "cifar100", "paper": of_cifar10}
+    recipe = load("regionvit/transfer", changes=changes)
     assert report.departures(recipe.flat()) == {"paper": ({"top1": 90.0}, {"top1": 98.9})}
     text = Page(report.write(make(tmp_path, recipe, history()))).text
     assert "98.9" not in text

@@ -201,7 +201,9 @@ def parse(flat: Mapping[str, Any], origin: str) -> Recipe:
 def mistake(error: ValidationError) -> str:
     """The first thing wrong: key, what is allowed, what came."""
     first = error.errors()[0]
-    key = str(first["loc"][0])
+    kinds = ("int", "float", "str", "constrained-int")  # pydantic names the kind it tried, too
+    places = [str(place) for place in first["loc"]]
+    key = ".".join(p for p in places if p not in kinds and not p.startswith("tuple["))
     if first["type"] == "missing":
         return f"{key} is missing"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -203,7 +203,8 @@ def departures(recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     found = []
     for row in rows or [{"model": recipe.get("model")}]:
         with contextlib.suppress(RecipeError):
-            ours = parse({"name": name} | table | row, origin).flat()
+            start = {"init": recipe["init"]} if recipe.get("init") else {}  # is the user's to give
+            ours = parse({"name": name} | table | row | start, origin).flat()
             keys = [key for key in {**ours, **recipe} if ours.get(key) != recipe.get(key)]
             found.append({key: (ours.get(key), recipe.get(key)) for key in keys})
     return min(found, key=lambda changed: ("data" in changed, len(changed)), default={})
