@@ -110,7 +110,7 @@ def load(
     model = model or changes.get("model")
     row = row_of(rows, model, changes, origin)
     found = {"name": title} | table | row | changes
-    if found.get("data") != (table | row).get("data"):
+    if "paper" not in changes and found.get("data") != (table | row).get("data"):
         found.pop("paper", None)  # printed for other data
     if "model" not in found and found.get("init"):
         found["model"] = saved_name(str(found["init"]))
