@@ -10,48 +10,31 @@ on those tested here. Runs go one after the other; a finished one is kept, a sto
 """
 
 import argparse
-import json
-import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
+import study
 from rich.console import Console
 
-from ziggurat.cli import main as ziggurat
 from ziggurat.engine.measure import count
 from ziggurat.engine.recipe import parse
 
-RESULTS = Path(__file__).parent / "results" / "cifar10"
-README = Path(__file__).parents[1] / "README.md"
-MARK = "<!-- cifar10 -->"
+RESULTS = study.RESULTS / "cifar10"
 MODELS = ("nest", "hvt", "rest", "hivit", "regionvit", "deit", "resnet")
 
 
 def run(model: str, seed: int, minutes: float, folder: Path) -> None:
     """One training, unless its result is there."""
-    kept = RESULTS / f"{model}-{seed}.json"
-    if kept.exists():
-        return
-    out = folder / f"{model}-{seed}"
     words = ["train", f"{model}/cifar10_small", "--minutes", str(minutes), "--seed", str(seed)]
-    words += ["--out", str(out)]
-    if ziggurat(words + ["--resume"] * (out / "checkpoints").exists()):
-        raise SystemExit(f"{model} did not train")
-    found = json.loads((out / "results.json").read_text())
-    found["command"] = f"python benchmarks/cifar10.py {model} --seeds {seed} --minutes {minutes:g}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    shutil.rmtree(out)
+    command = f"python benchmarks/cifar10.py {model} --seeds {seed} --minutes {minutes:g}"
+    study.run(words, folder / f"{model}-{seed}", RESULTS / f"{model}-{seed}.json", command)
 
 
 def rows() -> list[dict[str, Any]]:
     """What was measured, a row for each model, the best first."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(RESULTS.glob("*.json")):
-        found.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))
     made = []
-    for model, runs in found.items():
+    for model, runs in study.kept(RESULTS).items():
         recipe = parse(runs[0]["measured"]["recipe"], model)
         cost = count(recipe.model, 32, num_classes=10, **recipe.model_args)
         tops = [one["measured"]["test"]["top1"] for one in runs]
@@ -83,13 +66,6 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def update_readme() -> None:
-    """Put the rows between the README's two marks."""
-    before, _, rest = README.read_text().partition(f"{MARK}\n")
-    _, _, after = rest.partition(MARK)
-    README.write_text(f"{before}{MARK}\n{markdown()}\n{MARK}{after}")
-
-
 def main() -> None:
     """Run what is missing, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -104,7 +80,7 @@ def main() -> None:
     for model in args.models or MODELS:
         for seed in args.seeds:
             run(model, seed, args.minutes, args.runs)
-            update_readme()
+            study.update_readme("cifar10", markdown())
     Console().print(markdown())
 
 

@@ -82,7 +82,7 @@ def hardware() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit this code is at, ``+`` behind it if there are changes; None outside a checkout."""
+    """The commit of this code, ``+`` behind it if code or data of it changed; None without git."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -90,6 +90,7 @@ def commit() -> str | None:
         return run.stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        changed = git("status", "--porcelain", "--", ":/*.py", ":/*.toml")  # results may
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,0 +1,67 @@
+"""Does a convnet teach a small NesT? The same epochs on CIFAR-10 alone, with it hard and soft.
+
+    python benchmarks/cifar10.py resnet             # the teacher: runs/cifar10/resnet-0
+    python benchmarks/distill.py --seeds 0 1 2      # what is missing in benchmarks/results/distill
+
+A small-scale study after NesT's Table A2; the teacher is a ResNet of 1.2 M parameters trained for
+the same few minutes as all of benchmarks/cifar10.py. All students take the same steps on the same
+images; those with a teacher take longer for it.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import study
+from rich.console import Console
+
+RESULTS = study.RESULTS / "distill"
+STUDENTS: dict[str, list[str]] = {
+    "alone": [],
+    "hard": ["distillation=hard"],
+    "soft": ["distillation=soft", "tau=2"],
+}
+
+
+def run(student: str, seed: int, epochs: float, teacher: Path, folder: Path) -> None:
+    """One training, unless its result is there."""
+    words = ["train" if student == "alone" else "distill", "nest/cifar10_small"]
+    words += [] if student == "alone" else ["--teacher", str(teacher)]
+    words += ["--seed", str(seed), "--set", f"epochs={epochs:g}", *STUDENTS[student]]
+    command = f"python benchmarks/distill.py {student} --seeds {seed} --epochs {epochs:g}"
+    study.run(words, folder / f"{student}-{seed}", RESULTS / f"{student}-{seed}.json", command)
+
+
+def markdown() -> str:
+    """The students as the README shows them."""
+    lines = ["| student | epochs | top-1 (seeds) |", "| --- | --- | --- |"]
+    for student, runs in study.kept(RESULTS).items():
+        tops = [one["measured"]["test"]["top1"] for one in runs]
+        spread = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
+        epochs = runs[0]["measured"]["recipe"]["epochs"]
+        top = f"**{statistics.mean(tops):.1f}**{spread} ({len(tops)})"
+        lines.append(f"| NesT, {student} | {epochs:g} | {top} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("students", nargs="*", help=f"of {', '.join(STUDENTS)}; all by default")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=float, default=5)
+    parser.add_argument("--teacher", type=Path, default=Path("runs/cifar10/resnet-0"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/distill"), help="where runs live")
+    args = parser.parse_args()
+    for name in args.students:
+        if name not in STUDENTS:
+            parser.error(f"no student {name!r} in this study: there are {', '.join(STUDENTS)}")
+    for seed in args.seeds:
+        for student in args.students or STUDENTS:
+            run(student, seed, args.epochs, args.teacher, args.runs)
+            study.update_readme("distill", markdown())
+    Console().print(markdown())
+
+
+if __name__ == "__main__":
+    main()
