@@ -60,7 +60,7 @@ def test_everything_a_page_says_can_be_done(page: Path, place: Path) -> None:
 
 def shortened(words: list[str]) -> list[str]:
     """What makes a training short enough for a test."""
-    trains = words[0] in ("train", "finetune", "probe", "distill")
+    trains = words[0] in ("train", "pretrain", "finetune", "probe", "distill")
     return ["--set", "epochs=0.05"] if trains and "--list" not in words else []
 
 

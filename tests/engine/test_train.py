@@ -7,8 +7,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 import ziggurat
-from tests.engine.small_runs import ALL_RANDOM, small, write
+from tests.engine.small_runs import ALL_RANDOM, small
 from ziggurat.data.loading import seed_all
 from ziggurat.engine import checkpoint, train
 from ziggurat.engine.evaluate import evaluate
 from ziggurat.engine.processes import accelerator
 from ziggurat.engine.recipe import Recipe
-from ziggurat.engine.train import Diverged, Interrupted
+from ziggurat.engine.results import METRICS
+from ziggurat.engine.signals import Interrupted
+from ziggurat.engine.train import Diverged
 from ziggurat.tasks.classify import Classify
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -45,7 +45,7 @@ def child(folder: Path, changes: dict[str, Any], resume: bool = False) -> Any:
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in (folder / train.METRICS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
@@ -89,28 +89,6 @@ def reached(folder: Path) -> int:
     """The last checkpoint's step."""
     found = checkpoint.saved(folder / "checkpoints")
     return int(found[-1].name.removeprefix("step-")) if found else 0
-
-
-def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
-    changes = {"epochs": 0.5, "eval_epochs": 100}
-    train.train(small(**changes), tmp_path / "one")
-    file = write(tmp_path / "small.toml", **changes)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    words += ["-m", "ziggurat", "train", str(file), "--out", str(tmp_path / "two")]
-    quiet = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words], check=True, env=quiet, timeout=120)
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert len(one) == len(two) >= 10
-    for (_, a), (_, b) in zip(one, two, strict=True):
-        assert a == pytest.approx(b, abs=1e-4)
-    assert (
-        evaluate(tmp_path / "two")[0]["top1"]
-        == json.loads((tmp_path / "two" / train.RESULTS).read_text())["measured"]["test"]["top1"]
-    )
-    found = [json.loads((tmp_path / n / train.RESULTS).read_text()) for n in ("one", "two")]
-    tests = [result["measured"]["test"] for result in found]
-    assert tests[0]["images"] == tests[1]["images"] == 359  # each once
-    assert tests[0]["top1"] == pytest.approx(tests[1]["top1"], abs=1)
 
 
 def test_a_run_is_a_folder_that_loads_and_measures_the_same(tmp_path: Path) -> None:
@@ -234,7 +212,7 @@ def test_lines_of_the_log_are_those_of_an_uninterrupted_run(
     one, two = (
         [
             {key: value for key, value in json.loads(line).items() if key not in timed}
-            for line in (tmp_path / name / train.METRICS).read_text().splitlines()
+            for line in (tmp_path / name / METRICS).read_text().splitlines()
         ]
         for name in ("straight", "run")
     )

@@ -13,8 +13,8 @@ import ziggurat
 from tests.engine.small_runs import small
 from ziggurat.data.loading import seed_all
 from ziggurat.engine import train
-from ziggurat.tasks.classify import Batch, Classify, ClassifySettings, collate, train_transform
-from ziggurat.tasks.classify import test_transform as held_out_transform
+from ziggurat.tasks.augment import Batch, collate
+from ziggurat.tasks.classify import Classify
 
 
 def task_of(**changes: Any) -> Classify:
@@ -76,36 +76,6 @@ def test_an_odd_share_cannot_be_mixed() -> None:
     task = task_of(mixup=0.8)
     with pytest.raises(ValueError, match="mixup pairs the images of a batch, got 7 of them"):
         task(first_batch(task, 7))
-
-
-def test_padding_and_cropping_shift_by_at_most_the_padding() -> None:
-    settings = ClassifySettings(
-        crop="pad", crop_padding=2, flip=0.0, auto_augment="none", color_jitter=0.0
-    )
-    transform = train_transform(settings, (8, 8))
-    pixels = np.zeros((8, 8, 3), np.uint8)
-    pixels[4, 4] = 255
-    seen = set()
-    for i in range(200):
-        seed_all(i)
-        where = np.argwhere(np.asarray(transform(Image.fromarray(pixels)))[0] == 255)
-        seen.add(tuple(where[0]))
-    assert seen == {(y, x) for y in range(2, 7) for x in range(2, 7)}
-
-
-def test_strong_augmentation_takes_any_strength() -> None:
-    transform = train_transform(ClassifySettings(auto_augment="rand-m10-mstd0.5-inc1"), (16, 16))
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 20, 3), np.uint8))
-    for i in range(300):  # among them timm's posterize with no bit left
-        seed_all(i)
-        assert np.asarray(transform(image)).shape == (3, 16, 16)
-
-
-def test_a_photo_is_tested_in_its_centre() -> None:
-    config = {"input_size": (3, 8, 8), "crop_pct": 0.5, "interpolation": "nearest"}
-    pixels = np.zeros((16, 32, 3), np.uint8)
-    pixels[4:12, 12:20] = 200
-    assert (np.asarray(held_out_transform(config)(Image.fromarray(pixels))) == 200).all()
 
 
 def test_measures_agree_with_counting_by_hand() -> None:

@@ -77,12 +77,12 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
     few = {"dims": (16, 32), "depths": (1, 1), "heads": (1, 2), "patch_size": 2}
     model = ziggurat.create_model("nest_tiny_cifar", num_classes=3, **few)
     ziggurat.save_pretrained(model, tmp_path / "three")
-    with pytest.raises(ValueError, match="knows 3 classes, the data 10: fine-tune or probe it"):
+    with pytest.raises(ValueError, match="knows 3 classes, the data has 10: fine-tune or probe it"):
         student(tmp_path / "three")
     model = ziggurat.create_model("nest_tiny_cifar", num_classes=10, **few)
     model.pretrained_cfg["label_names"] = list("abcdefghij")
     ziggurat.save_pretrained(model, tmp_path / "letters")
-    with pytest.raises(ValueError, match="was trained on other classes"):
+    with pytest.raises(ValueError, match=r"the teacher .* knows the classes"):
         student(tmp_path / "letters")
 
 

@@ -1,9 +1,6 @@
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -11,24 +8,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from ziggurat.tasks import figures
-
-Line = dict[str, Any]
-
-
-def history(epochs: int = 5, per_epoch: int = 40, top: float = 90.0) -> list[Line]:
-    """A run as metrics.jsonl has it."""
-    found: list[Line] = []
-    for step in range(1, epochs * per_epoch + 1):
-        epoch, minutes = step / per_epoch, step / 100
-        if step % 2 == 0:
-            loss = 0.5 + 2 * math.exp(-epoch) + 0.1 * math.sin(7 * step)
-            line = {"lr": 1e-3 * (1 - epoch / epochs), "loss": loss, "waiting": 0.01}
-            found.append({"step": step, "epoch": epoch, "minutes": minutes} | line)
-        if step % per_epoch == 0:
-            test = {"top1": top * (1 - math.exp(-epoch)), "loss": 1 / epoch, "images": 100.0}
-            found.append({"step": step, "epoch": epoch, "minutes": minutes, "test": test})
-    return found
+from tests.tasks.test_drawing import ODD, check_matplotlib_is_left_alone, texts
+from ziggurat.tasks import drawing, figures
 
 
 def counted(classes: int, each: int = 20) -> Tensor:
@@ -42,25 +23,6 @@ def counted(classes: int, each: int = 20) -> Tensor:
 
 def names(count: int) -> list[str]:
     return [f"class {i}" for i in range(count)]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved."""
-    found: list[Figure] = []
-    save = figures.save
-
-    def keep(figure: Figure, path: Path) -> Path:
-        found.append(figure)
-        return save(figure, path)
-
-    monkeypatch.setattr(figures, "save", keep)
-    return found
-
-
-def texts(figure: Figure) -> list[str]:
-    figure.canvas.draw()
-    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
 
 
 # Confusion.
@@ -129,19 +91,14 @@ def test_a_class_without_images_is_no_division_by_zero(tmp_path: Path, drawn: li
     assert "no class has images" in texts(drawn[2])
 
 
-ODD = [r"$\frac{", "a $b$ c", "<script>alert(1)</script>", "two\nlines", "", "_hidden", "猫", "%"]
-
-
-def test_names_are_shown_as_they_are(tmp_path: Path, drawn: list[Figure]) -> None:
-    """None is read as TeX, which would raise, or hidden as matplotlib hides underscores."""
+def test_names_of_classes_are_shown_as_they_are(tmp_path: Path, drawn: list[Figure]) -> None:
+    """None is read as TeX, which would raise."""
     matrix = counted(len(ODD))
     figures.confusion(matrix, ODD, tmp_path / "a.png")
     figures.per_class(matrix, ODD, tmp_path / "b.png")
     figures.mistakes([Image.new("RGB", (8, 8))] * len(ODD), ODD, tmp_path / "c.png")
-    figures.compare({name: history() for name in ODD}, tmp_path / "d.png")
     for figure in drawn[:2]:
         assert {r"$\frac{", "a $b$ c", "two lines", "_hidden", "猫"} <= set(texts(figure))
-    assert sum("_hidden" in text for text in texts(drawn[3])) == 1
 
 
 # Classes.
@@ -170,31 +127,12 @@ def test_of_many_classes_the_ends_are_shown(tmp_path: Path, drawn: list[Figure])
 # Mistakes.
 
 
-@pytest.mark.parametrize("side", [1, 8, 28, 32, 96])
-def test_a_small_image_is_enlarged_by_whole_pixels(side: int) -> None:
-    image = Image.effect_noise((side, side), 60).convert("RGB")
-    tile = figures.enlarged(image)
-    inner = tile.crop((2, 2, tile.width - 2, tile.height - 2))
-    assert 250 <= inner.width <= figures.TILE
-    assert inner.width % side == 0
-    again = inner.resize((side, side), Image.Resampling.NEAREST)
-    np.testing.assert_array_equal(np.asarray(again), np.asarray(image))
-
-
-@pytest.mark.parametrize("size", [(500, 300), (97, 97), (4000, 3), (150, 400)])
-def test_a_photo_fits_its_tile_and_keeps_its_shape(size: tuple[int, int]) -> None:
-    tile = figures.enlarged(Image.new("L", size))
-    width, height = tile.width - 4, tile.height - 4
-    assert max(width, height) == figures.TILE
-    assert min(width, height) == max(1, round(figures.TILE * min(size) / max(size)))
-
-
 @pytest.mark.parametrize(("count", "across"), [(1, 1), (5, 5), (7, 4), (24, 6)])
 def test_the_grid_has_no_ragged_row(tmp_path: Path, count: int, across: int) -> None:
     images = [Image.new("RGB", (8, 8))] * count
     path = figures.mistakes(images, ["cat: 97 % — was dog"] * count, tmp_path / "a.png")
     with Image.open(path) as image:
-        assert image.width == figures.GAP + across * (figures.TILE + figures.GAP)
+        assert image.width == figures.GAP + across * (drawing.TILE + figures.GAP)
 
 
 def test_the_pixels_of_a_mistake_are_those_of_the_image(tmp_path: Path) -> None:
@@ -203,7 +141,7 @@ def test_the_pixels_of_a_mistake_are_those_of_the_image(tmp_path: Path) -> None:
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     start = figures.GAP + 2
-    found = pixels[start : start + figures.TILE : 36, start : start + figures.TILE : 36]
+    found = pixels[start : start + drawing.TILE : 36, start : start + drawing.TILE : 36]
     np.testing.assert_array_equal(found, colours)
 
 
@@ -221,117 +159,10 @@ def test_no_mistakes_are_a_picture_too(tmp_path: Path, drawn: list[Figure]) -> N
     assert texts(drawn[0]) == ["no mistakes: every test image was classified correctly"]
 
 
-# Curves.
-
-
-def test_curves_show_the_best_and_the_end(tmp_path: Path, drawn: list[Figure]) -> None:
-    lines = history()
-    lines[-1]["test"]["top1"] = 50.0
-    figures.curves(lines, tmp_path / "a.png")
-    best = 90 * (1 - math.exp(-4))
-    assert f"best {best:.2f} at epoch 4, at the end 50.00" in texts(drawn[0])
-    assert {"loss", "learning rate", "top-1 accuracy, %", "training", "test"} <= set(
-        texts(drawn[0])
-    )
-
-
-TRAINED, TESTED = history()[0], history()[-1]
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ([], "nothing was logged yet"),
-        ([TRAINED], "nothing was measured yet"),
-        ([TESTED], "no step was logged yet"),
-        ([TRAINED, TESTED], "best 89.39 at epoch 5"),
-        ([TRAINED | {"loss": math.nan}], "no step was logged yet"),
-        ([{"step": 1, "epoch": 1.0}], "no step was logged yet"),
-        ([{"step": 1, "epoch": 1.0, "test": {}}], "nothing was measured yet"),
-    ],
-)
-def test_hardly_any_history_is_enough(
-    tmp_path: Path, drawn: list[Figure], lines: list[Line], said: str
-) -> None:
-    assert figures.curves(lines, tmp_path / "a.png").exists()
-    assert said in texts(drawn[0])
-
-
-def test_a_single_point_can_be_seen(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.curves([TRAINED, TESTED], tmp_path / "a.png")
-    for axes in drawn[0].axes:
-        assert any(line.get_marker() == "o" for line in axes.get_lines())
-
-
-def test_any_measure_can_be_the_main_one(tmp_path: Path, drawn: list[Figure]) -> None:
-    lines = [
-        {"step": i, "epoch": float(i), "test": {"loss": 1.0, "box_map": 0.1 * i}} for i in (1, 2)
-    ]
-    figures.curves(lines, tmp_path / "a.png")
-    assert {"box map", "at the end 0.2"} <= set(texts(drawn[0]))  # is more better? it is not said
-    figures.curves(lines, tmp_path / "a.png", "box_map")
-    assert "best 0.2 at epoch 2" in texts(drawn[1])
-    figures.curves([line | {"test": {"loss": 1.0}} for line in lines], tmp_path / "a.png")
-    assert "at the end 1.00" in texts(drawn[2])
-
-
-def test_a_spike_does_not_flatten_the_curve(tmp_path: Path, drawn: list[Figure]) -> None:
-    lines = history()
-    lines[30]["loss"] = 1e6
-    figures.curves(lines, tmp_path / "a.png")
-    axes = drawn[0].axes[0]
-    assert axes.get_yscale() == "linear"
-    assert axes.get_ylim()[1] < 4
-
-
-def test_a_loss_over_decades_is_drawn_by_decades(tmp_path: Path, drawn: list[Figure]) -> None:
-    lines = [{"epoch": i / 100, "loss": 10 ** (-i / 100)} for i in range(400)]
-    figures.curves(lines, tmp_path / "a.png")
-    assert drawn[0].axes[0].get_yscale() == "log"
-
-
-def test_smoothing_keeps_a_level_and_calms_noise() -> None:
-    np.testing.assert_allclose(figures.smoothed(np.full(500, 3.0)), 3.0)
-    noise = np.random.default_rng(0).normal(size=2000)
-    assert figures.smoothed(noise).std() < 0.25
-    few = np.arange(20.0)
-    assert figures.smoothed(few) is few
-
-
-# Several runs.
-
-
-def test_runs_are_compared_over_epochs_and_minutes(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = {"worse": history(top=60), "better": history(top=80), "none yet": history()[:3]}
-    figures.compare(runs, tmp_path / "a.png")
-    assert [axes.get_xlabel() for axes in drawn[0].axes] == ["epochs", "minutes"]
-    key = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert key == ["79.46   better", "59.60   worse"]
-
-
-def test_minutes_are_left_out_where_none_were_logged(tmp_path: Path, drawn: list[Figure]) -> None:
-    lines = [{k: v for k, v in line.items() if k != "minutes"} for line in history()]
-    figures.compare({"a": lines}, tmp_path / "a.png")
-    assert [axes.get_xlabel() for axes in drawn[0].axes] == ["epochs"]
-
-
-def test_many_runs_differ_by_their_dashes(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.compare({f"run {i}": history(top=i) for i in range(30)}, tmp_path / "a.png")
-    drawn_lines = drawn[0].axes[0].get_lines()
-    assert len({(line.get_color(), line.get_linestyle()) for line in drawn_lines}) == 30
-
-
-def test_nothing_to_compare_is_said(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.compare({"a": []}, tmp_path / "a.png")
-    assert texts(drawn[0]) == ["nothing was measured yet"]
-
-
 DRAWERS: list[Callable[[Path], Path]] = [
     lambda path: figures.confusion(counted(3), names(3), path),
     lambda path: figures.per_class(counted(3), names(3), path),
     lambda path: figures.mistakes([Image.new("L", (8, 8))], ["a"], path),
-    lambda path: figures.curves(history(), path),
-    lambda path: figures.compare({"a": history()}, path),
 ]
 
 
@@ -339,7 +170,4 @@ DRAWERS: list[Callable[[Path], Path]] = [
 def test_a_picture_leaves_matplotlib_as_it_was(
     tmp_path: Path, draw: Callable[[Path], Path]
 ) -> None:
-    before = dict(matplotlib.rcParams)
-    first = draw(tmp_path / "new" / "a.png").read_bytes()
-    assert dict(matplotlib.rcParams) == before
-    assert draw(tmp_path / "b.png").read_bytes() == first
+    check_matplotlib_is_left_alone(draw, tmp_path)

@@ -1,164 +1,195 @@
+"""Pre-training on the one loop, and what starts from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from PIL import Image
+from safetensors.torch import load_file
 
-from tests.reference import Fixture, Reading, run_catching, slice64
-from ziggurat.layers.position import sin_cos
-from ziggurat.models.hivit import VARIANTS, HiViT, Units
-from ziggurat.models.weights import CheckpointError, load_checkpoint
-from ziggurat.tasks.pretrain import MaskedAutoencoder, mask_randomly, patchify
+import ziggurat
+from tests.engine.test_train import child, same_weights
+from ziggurat.engine import recipe, train
+from ziggurat.engine.evaluate import evaluate
+from ziggurat.engine.recipe import Recipe, RecipeError
+from ziggurat.engine.results import history
+from ziggurat.tasks.augment import collate
+from ziggurat.tasks.pretrain import Pretrain
 
-
-def as_is(x: Tensor) -> Tensor:
-    return x
-
-
-def tokens(units: Units) -> Tensor:
-    return units.tokens
-
-
-def main_tokens(units: Units) -> Tensor:
-    return units.tokens.flatten(1, 3)
-
-
-READINGS: dict[str, Reading] = {
-    "blocks.4(merge input, kept units)": ("encoder.stages.0", tokens),
-    "blocks.9(merge input, kept units)": ("encoder.stages.1", tokens),
-    "main_input(after APE)": (">encoder.stages.2.blocks.0", as_is),
-    "main.0.attn": ("encoder.stages.2.blocks.0.attn", as_is),
-    "main_output": ("encoder.stages.2", main_tokens),
-    "norm(hifeat concat 3584)": ("decoder.norm_in", as_is),
-    "norm(hifeat concat)": ("decoder.norm_in", as_is),
-    "decoder_embed": ("decoder.embed", as_is),
-    "decoder_input": (">decoder.blocks.0", as_is),
-    "decoder_norm": ("decoder.norm", as_is),
-    "pred": ("decoder.pred", as_is),
+MASKED: dict[str, Any] = {
+    "name": "masked",
+    "task": "pretrain",
+    "data": "digits",
+    "model": "hivit_tiny",
+    "model_args": {"dims": [8, 16], "depths": [1, 1], "heads": 2, "unit": 4, "rpe": False},
+    "img_size": 16,
+    "epochs": 0.5,
+    "batch": 64,
+    "lr": 2e-3,
+    "lr_per": 0,
+    "warmup_epochs": 0.1,
+    "test_crop": 1.0,
+    "mask_ratio": 0.75,
+    "normalise": True,
+    "decoder_dim": 16,
+    "decoder_depth": 1,
+    "decoder_heads": 2,
+    "log_steps": 1,
+    "eval_epochs": 0.25,
+    "workers": 0,
 }
 
 
-class WithNoise(nn.Module):
-    def __init__(self, model: MaskedAutoencoder, noise: np.ndarray) -> None:
-        super().__init__()
-        self.model, self.noise = model, torch.from_numpy(noise)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images, self.noise)
+def masked(**changes: Any) -> Recipe:
+    return recipe.parse(MASKED | changes, "masked")
 
 
-@pytest.mark.parametrize("name", ["hivit_base_mae", "hivit_tiny_mae_rpe_stress"])
-def test_the_official_pretraining_loss_is_reproduced(name: str) -> None:
-    reference = Fixture(name)
-    encoder = HiViT(**VARIANTS["_".join(name.split("_")[:2])], rpe="rpe" in name)
-    model = MaskedAutoencoder(encoder).eval()
-    load_checkpoint(model, reference.state)
-    with_noise = WithNoise(model, reference.outputs["noise"])
-    read = {
-        k: (p.replace("encoder", "model.encoder").replace("decoder", "model.decoder"), f)
-        for k, (p, f) in READINGS.items()
-    }
-    for dtype, key, atol in (
-        (torch.float32, "loss", 1e-5),
-        (torch.float64, "loss_fp64", 1e-8),
-    ):
-        with_noise.to(dtype)
-        loss, caught = run_catching(with_noise, reference.images.to(dtype), read)
-        for feature in reference.about["features"].keys() & caught.keys():
-            expected = reference.outputs[f"slice.{feature}"]
-            scale = max(1.0, np.abs(expected).max())
-            np.testing.assert_allclose(
-                slice64(caught[feature]), expected, rtol=0, atol=1e-5 * scale, err_msg=feature
-            )
-        np.testing.assert_allclose(loss.item(), reference.outputs[key], rtol=0, atol=atol)
+def task_of(**changes: Any) -> Pretrain:
+    built = train.build(masked(**changes))
+    assert isinstance(built, Pretrain)
+    return built
 
 
-def tiny() -> MaskedAutoencoder:
-    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), rpe=False)
-    return MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=2, decoder_heads=2)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked") / "run"
+    train.train(masked(epochs=2), folder)
+    return folder
 
 
-def test_the_mask_is_the_official_one() -> None:
-    outputs = Fixture("hivit_base_mae").outputs
-    masking = mask_randomly(torch.from_numpy(outputs["noise"]), 0.75)
-    assert torch.equal(masking.visible, torch.from_numpy(outputs["ids_keep"]))
-    assert torch.equal(masking.hidden.bool(), torch.from_numpy(outputs["mask"]).bool())
+def test_a_run_learns_and_shows_what_it_paints(run: Path) -> None:
+    lines = history(run / "metrics.jsonl")
+    tests = [line["test"] for line in lines if "test" in line]
+    assert tests[-1]["explained"] > tests[0]["explained"]
+    assert tests[-1]["images"] == 359
+    snapshots = sorted((run / "snapshots").glob("*.png"))
+    assert [file.stem for file in snapshots[:2]] == ["epoch-00000.27", "epoch-00000.55"]
+    last = np.asarray(Image.open(run / "paintings.png"))
+    assert (last == np.asarray(Image.open(snapshots[-1]))).all()
+    page = (run / "report.html").read_text()
+    assert "Held-out images with parts hidden" in page
+    assert "Along the way" in page
+    assert "epoch 0.27" in page
 
 
-def test_positions_start_as_the_official_sine_and_cosine() -> None:
-    outputs = Fixture("hivit_base_mae").outputs
-    table = sin_cos(14, 14, 512)
-    for name in ("absolute_pos_embed_init", "decoder_pos_embed_init"):
-        np.testing.assert_allclose(slice64(table), outputs[f"slice.{name}"], rtol=0, atol=1e-6)
-    model = tiny()
-    assert model.encoder.pos is not None
-    assert torch.equal(model.encoder.pos.table, sin_cos(4, 4, 32))
-    assert model.encoder.pos.table.requires_grad
+def test_eval_gives_the_number_that_training_printed(run: Path) -> None:
+    expected = json.loads((run / "results.json").read_text())["measured"]["test"]
+    assert evaluate(run)[0] == expected
 
 
-def test_every_parameter_of_encoder_and_decoder_is_trained() -> None:
-    model = tiny()
-    model(torch.randn(2, 3, 64, 64)).backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+def test_the_variance_explained_is_that_of_hidden_pixels() -> None:
+    task = task_of().eval()
+    samples = task.test_samples()
+    batch = collate([samples.make(i) for i in range(6)])
+    images = task.normalised(batch.images)
+    with torch.no_grad():
+        task.measure(task.model, batch)
+        painting = task.model.painting(images, task.noise(batch.at))
+        loss = task.model(images, task.noise(batch.at))
+    found = task.measured()
+    hidden = painting.hidden.bool()
+    error = (painting.painted - painting.target)[hidden].square().sum()
+    around = painting.target[hidden]
+    around = (around - around.mean(-1, keepdim=True)).square().sum()
+    assert found["explained"] == pytest.approx(100 * float(1 - error / around), rel=1e-5)
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_the_loss_sees_hidden_units_only() -> None:
-    model = tiny().eval()
-    noise = torch.rand(1, 16)
-    masking = mask_randomly(noise, 0.75)
-    x = torch.randn(1, 3, 64, 64)
-    painted = patchify(x)
-    mean, std = painted.mean(-1, keepdim=True), painted.std(-1, keepdim=True)
-    expected = (model.paint(x, masking) - (painted - mean) / std).square().mean(-1)
-    hidden = masking.hidden.bool()
-    torch.testing.assert_close(model(x, noise), expected[hidden].mean(), rtol=1e-4, atol=1e-5)
+def test_an_images_mask_does_not_depend_on_its_batch() -> None:
+    task = task_of()
+    alone = torch.cat([task.noise(torch.tensor([i])) for i in (7, 3)])
+    assert torch.equal(task.noise(torch.tensor([7, 3])), alone)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.5, 0.99])
-def test_a_ratio_that_hides_nothing_or_everything_is_an_error(ratio: float) -> None:
-    with pytest.raises(ValueError, match="mask ratio"):
-        mask_randomly(torch.rand(1, 16), ratio)
+def test_what_is_shown_is_the_image_and_what_is_pasted_keeps_what_was_seen() -> None:
+    task = task_of()
+    samples = task.test_samples()
+    batch = collate([samples.make(0)])
+    ((original, seen, painted, both),) = task.painted(task.model, batch.images, batch.at)
+    hidden = np.asarray(seen) == 128
+    assert 0.7 < hidden.mean() <= 0.9
+    assert (np.asarray(both)[~hidden] == np.asarray(original)[~hidden]).all()
+    assert (np.asarray(both)[hidden] == np.asarray(painted)[hidden]).mean() > 0.95
 
 
-def test_a_pretrained_encoder_starts_a_classifier() -> None:
-    state = Fixture("hivit_base_mae").state
-    model = HiViT(**VARIANTS["hivit_base"])
-    with pytest.raises(CheckpointError, match=r"missing.*head\.weight.*not in the model: decoder"):
-        load_checkpoint(model, state)
-    load_checkpoint(model, state, ignore=("decoder.*", "head.*", "norm.*", "*.bias.table"))
-    assert torch.equal(model.patch_embed.norm.weight, state["patch_embed.norm.weight"])
+def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    changes = {**MASKED, "save_minutes": 0, "workers": 1}
+    process = child(straight, changes)
+    process.join(300)
+    assert process.exitcode == 0
+    for step in (3, 8):
+        process = child(killed, changes, resume=step > 3)
+        while not (killed / "checkpoints" / f"step-{step:08d}").exists() and process.is_alive():
+            process.join(0.01)
+        process.kill()
+        process.join()
+    process = child(killed, changes, resume=True)
+    process.join(300)
+    assert process.exitcode == 0
+    assert same_weights(straight, killed)
+    decoders = [load_file(folder / "decoder.safetensors") for folder in (straight, killed)]
+    assert all(torch.equal(value, decoders[1][name]) for name, value in decoders[0].items())
 
 
-def test_the_callers_model_stays_as_it_was() -> None:
-    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), num_classes=3)
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    assert model.encoder is not encoder
-    assert encoder.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
-    assert encoder(torch.randn(1, 3, 64, 64)).shape == (1, 3)
-    assert model.encoder.pos is not None
-    assert torch.equal(model.encoder.pos.table, sin_cos(4, 4, 32))
+@pytest.mark.parametrize("start", ["any/finetune", "any/probe"])
+def test_training_starts_from_the_encoder(run: Path, tmp_path: Path, start: str) -> None:
+    chosen = recipe.load(start, changes={"init": str(run), "data": "digits", "epochs": 0.1})
+    assert chosen.model == "hivit_tiny"
+    task = train.build(chosen)
+    learned = load_file(run / "model.safetensors")
+    own = task.model.state_dict()
+    assert own["head.weight"].shape[0] == 10
+    same = [name for name in learned if torch.equal(own[name], learned[name])]
+    assert len(same) == len(learned)
 
 
-def test_our_own_pretraining_starts_a_classifier() -> None:
-    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
-    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    state = model.state_dict()
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(encoder, state)
-    assert caught.value.unexpected == sorted(n for n in state if n.startswith("decoder."))
-    assert caught.value.missing == ["head.bias", "head.weight", "norm.bias", "norm.weight"]
-    load_checkpoint(encoder, state, ignore=("decoder.*", "head.*", "norm.*"))
-    x, ids = torch.randn(1, 3, 64, 64), torch.arange(4)[None]
-    for ours, theirs in zip(
-        encoder.eval().forward_visible(x, ids),
-        model.eval().encoder.forward_visible(x, ids),
-        strict=True,
-    ):
-        assert torch.equal(ours, theirs)
-    load_checkpoint(model, state)
+def test_other_families_are_pretrained_by_the_same_command(tmp_path: Path) -> None:
+    options = {"dims": [16, 32], "depths": [1, 1], "heads": [1, 2], "patch_size": 2}
+    changes = {"model": "nest_tiny_cifar", "model_args": options, "unit": 4, "epochs": 0.1}
+    done = train.train(masked(**changes), tmp_path / "nest")
+    model = ziggurat.from_pretrained(done.folder)
+    assert model.num_classes == 0
+    assert model(torch.randn(1, 3, 16, 16)).shape == (1, 32)
 
 
-def test_it_paints_other_sizes_than_it_was_built_for() -> None:
-    loss = tiny()(torch.randn(1, 3, 80, 90))
-    assert loss.isfinite()
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mask_ratio": 0}, "mask_ratio should be greater than 0, got 0"),
+        ({"mask_ratio": 1}, "mask_ratio should be less than 1, got 1"),
+        ({"feed": "some"}, "feed should be 'visible' or 'all', got 'some'"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        masked(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"img_size": 18}, "whole units of 4 x 4 pixels, got 18 x 18: take a multiple of 4"),
+        ({"img_size": 1}, "whole units of 4 x 4 pixels, got 1 x 1"),
+        ({"img_size": 4}, "leaves none of 1 units visible"),
+        ({"unit": 8}, "leaves out its own units of 4 pixels a side, got unit=8"),
+        ({"decoder_dim": 18}, "decoder_dim is a multiple of 4"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_line(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        train.build(masked(**changes))
+
+
+def test_a_video_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"....ftypisom")
+    with pytest.raises(ValueError, match=r"clip.mp4"):
+        train.build(masked(data=str(tmp_path / "clip.mp4")))
+
+
+def test_prediction_says_what_is_missing(run: Path) -> None:
+    with pytest.raises(ValueError, match="knows no classes: fine-tune or probe it first"):
+        ziggurat.predict(run, Image.new("RGB", (16, 16)))

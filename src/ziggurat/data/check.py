@@ -73,7 +73,8 @@ class Report:
             if split.images:
                 counts = sorted(split.per_class.values())
                 found.append(
-                    f"{name:6}{split.images} images, {counts[0]} to {counts[-1]} a class"
+                    f"{name:6}{split.images} images"
+                    + (f", {counts[0]} to {counts[-1]} a class" if counts else "")
                     + (f", {split.read} of them read" if split.read < split.images else "")
                 )
             if split.smallest and split.median and split.largest:
@@ -86,18 +87,24 @@ class Report:
         return [*found, "ready to train on" if self.ok else f"{len(self.problems)} to mend"]
 
 
-def check(spec: str | Path, limit: int | None = None, progress: bool = True) -> Report:
-    """Read what ``--data`` names; of each split only ``limit`` images, evenly spread, if given."""
+def check(
+    spec: str | Path, limit: int | None = None, progress: bool = True, labelled: bool = True
+) -> Report:
+    """Read what ``--data`` names; of each split only ``limit`` images, evenly spread, if given.
+
+    Not ``labelled``: as pre-training reads it, which asks for no classes and reports none.
+    """
     problems: list[str] = []
     for strict in (True, False):  # what training refuses is a problem, and looked at further
         try:
-            data = opened(spec, seed=0, strict=strict)
+            data = opened(spec, seed=0, strict=strict, labelled=labelled)
             break
         except (ValueError, OSError, ImportError) as error:
             problems = [str(error)]
     else:
         return Report(str(spec), problems=problems)
-    report = Report(data.name, data.classes, problems=problems + mistakes(data))
+    classes = data.classes if labelled else ()
+    report = Report(data.name, classes, problems=problems + mistakes(data))
     with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
         chosen = [spread(len(images), limit) for images in (data.train, data.test)]
         bar = bars.add_task("reading images", total=sum(map(len, chosen)))
@@ -107,6 +114,8 @@ def check(spec: str | Path, limit: int | None = None, progress: bool = True) -> 
     report.duplicates = [
         (data.train.name(int(a)), data.test.name(int(b))) for a, b in in_both(train, test)
     ]
+    if not labelled:
+        report.train.per_class = report.test.per_class = {}
     sum_up(report)
     return report
 

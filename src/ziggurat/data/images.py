@@ -1,6 +1,7 @@
-"""Sets of images with classes: how a file becomes pixels, what a set is, what ``--data`` takes.
+"""Sets of images: how a file becomes pixels, what a set is, what ``--data`` takes.
 
     "pets/" -> open_data -> Data(train, test, classes) -> train.image(7) -> 8-bit RGB
+    "photos/" -> open_images -> the same, whether there are classes or not
 
 Every kind of set gives the same: a label, a name and an image for each index, so that tasks, the
 sampler and ``ziggurat data check`` know none of the kinds.
@@ -9,6 +10,7 @@ sampler and ``ziggurat data check`` know none of the kinds.
 import difflib
 import functools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
@@ -30,6 +32,7 @@ EXTENSIONS = frozenset({
 NAMES = (
     "digits", "cifar10", "cifar100", "fashion-mnist", "pets", "cars", "imagenet", "imagenet21k",
 )  # fmt: skip
+UNLABELLED = ("image",)  # the one class of images whose labels are missing, or not wanted
 
 
 class BadImage(ValueError):
@@ -262,42 +265,80 @@ def open_data(spec: str | Path, seed: int | None = 0) -> Data:
     Where the data does not say what is for testing, a tenth is held out; ``seed`` decides which,
     and without one (None) all of it is for testing.
     """
-    data = opened(spec, seed)
+    return checked(opened(spec, seed), seed)
+
+
+def open_images(spec: str | Path, seed: int | None = 0) -> Data:
+    """Open what ``open_data`` opens, or images without classes; all are of one class, "image".
+
+    A folder, or its ``train/`` and ``val/``, holds images at any depth; ``train/`` may be alone. A
+    list needs no labels, an ``.npz`` only ``train_images``, a shard's sample only its image. Of
+    what has labels, the same is held out as by ``open_data``, unless it is more than a quarter.
+    """
+    return checked(opened(spec, seed, labelled=False), seed)
+
+
+def checked(data: Data, seed: int | None) -> Data:
+    """Data that is fit for training, or for testing alone without a seed."""
     if wrong := mistakes(data, trained=seed is not None):
         raise ValueError("; ".join(wrong))
     return data
 
 
-def opened(spec: str | Path, seed: int | None, strict: bool = True) -> Data:
-    """``open_data`` before its last checks; not ``strict``: splits may have different classes."""
-    from ziggurat.data import files, get, shards  # they build on this file
+def opened(spec: str | Path, seed: int | None, strict: bool = True, labelled: bool = True) -> Data:
+    """``open_data`` before its last checks; not ``strict``: splits may have different classes.
 
-    text = str(spec)
+    Not ``labelled``: ``open_images``.
+    """
+    data = read(str(spec), seed, strict, labelled)
+    if labelled:
+        return data
+    sets = (data.train, data.test)
+    if not any(map(len, sets)):
+        passed = sum((Counter(images.ignored) for images in sets), Counter[str]())
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in passed.items())
+        raise ValueError(
+            f"{spec} has no images{f', only {kinds}' if kinds else ''}: {forms(labelled)}"
+        )
+    for images in sets:
+        images.labels, images.classes = np.zeros_like(images.labels), UNLABELLED
+    return data._replace(classes=UNLABELLED)
+
+
+def read(text: str, seed: int | None, strict: bool, labelled: bool) -> Data:
+    """Whatever kind of set it is."""
+    from ziggurat.data import files, get, lists, packed, shards  # they build on this file
+
     path = Path(text).expanduser()
     if text in NAMES:  # a folder of that name is ./digits
         return get.named(text)
     if path.is_dir():
         if shards.in_folder(path):
-            return shards.sharded(path, seed)
-        return files.folder(path, seed, strict)
+            return shards.sharded(path, seed, labelled)
+        return files.folder(path, seed, strict, labelled)
     if path.is_file() and path.suffix == ".npz":
-        return files.packed(path)
+        return packed.packed(path, seed, labelled)
     if path.suffix == ".tar" or shards.is_pattern(text) or shards.is_list(path):
-        return shards.sharded(text, seed)
+        return shards.sharded(text, seed, labelled)
     if path.is_file() and path.suffix in (".csv", ".txt"):
-        return files.listing(path, seed)
-    raise ValueError(unknown(text))
+        return lists.listing(path, seed, labelled)
+    raise ValueError(unknown(text, labelled))
 
 
-def unknown(text: str) -> str:
+def unknown(text: str, labelled: bool) -> str:
     """What to say of a ``--data`` that is none."""
-    forms = (
-        f"take one of {', '.join(NAMES)}, or the path of a folder of class folders, a list "
-        "(.csv, .txt), an .npz, or shards (.tar)"
-    )
     near = difflib.get_close_matches(text, NAMES, n=1)
     if Path(text).expanduser().exists():
-        return f"{text} is not data that can be read: {forms}"
+        return f"{text} is not data that can be read: {forms(labelled)}"
     if near:
-        return f"no data is called {text!r}: did you mean {near[0]!r}? Else {forms}"
-    return f"no data is called {text!r}, and there is no such file or folder: {forms}"
+        return f"no data is called {text!r}: did you mean {near[0]!r}? Else {forms(labelled)}"
+    return f"no data is called {text!r}, and there is no such file or folder: {forms(labelled)}"
+
+
+def forms(labelled: bool) -> str:
+    """What ``--data`` takes."""
+    return (
+        f"take one of {', '.join(NAMES)}, or the path of a folder of "
+        f"{'class folders' if labelled else 'images'}, a list (.csv, .txt), an .npz, or shards "
+        "(.tar)"
+    )

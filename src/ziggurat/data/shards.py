@@ -3,24 +3,17 @@
     train-0000.tar: dog_1.jpg dog_1.cls dog_2.jpg dog_2.cls ...   or dog_1.json {"label": 3}
 
 Each tar is read through once and its index kept, so that samples have numbers: a run can stop and
-go on anywhere, and an evaluation sees each of them once. A shard that is a URL is fetched whole
-when it is first needed, into a cache of bounded size.
+go on anywhere, and an evaluation sees each of them once. A shard that is a URL is fetched when it
+is first needed (``fetch.py``).
 """
 
 import glob
-import http.client
 import json
 import os
 import re
-import shutil
 import tarfile
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import sha256
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from ziggurat.data.fetch import fetched, kept_for, read_at, read_fetched, small
 from ziggurat.data.files import (
     TEST_SPLITS,
     Texts,
-    cache,
     class_names,
+    grouped,
     held_out,
     names_in,
     numbered,
@@ -44,10 +38,7 @@ from ziggurat.data.files import (
 from ziggurat.data.images import EXTENSIONS, BadImage, Data, Encoded, Images, bad_image
 
 GROUP = 4  # shards that are read at a time
-TIMEOUT = 60  # seconds without a byte
-PAUSES = (1, 4, 16)  # seconds before another try
-REFUSED = (401, 403, 404, 410)  # what a server says of files it does not have or give
-VERSION = 1  # of the index files
+VERSION = 2  # of the index files
 INDEX = ".index.npz"
 
 
@@ -178,15 +169,11 @@ class Shards(Encoded):
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
 
 
-def read_at(path: Path, offset: int, size: int) -> bytes:
-    """A part of a file."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        return file.read(size)
+def sharded(spec: Path | str, seed: int | None, labelled: bool = True) -> Data:
+    """Data of the shards that ``spec`` stands for; without any for testing, a tenth is held out.
 
-
-def sharded(spec: Path | str, seed: int | None) -> Data:
-    """Data of the shards that ``spec`` stands for; without any for testing, a tenth is held out."""
+    Images without a label are passed over if they should be ``labelled``.
+    """
     shards = named_shards(spec)
     if not shards:
         raise ValueError(f"no shards at {spec}")
@@ -197,10 +184,14 @@ def sharded(spec: Path | str, seed: int | None) -> Data:
         shards = [shard for shard, split in pairs if split in ("train", None, other)]
     console = Console(stderr=True)
     indices = [
-        index_of(shard) for shard in track(shards, "shards", console=console, transient=True)
+        used(index_of(shard), labelled)
+        for shard in track(shards, "shards", console=console, transient=True)
     ]
-    words = [word for index in indices for word in index.words]
-    classes, labels = numbered(words, names_beside(spec, shards[0]), str(spec))
+    words = [word or "" for index in indices for word in index.words]
+    if labelled:
+        classes, labels = numbered(words, names_beside(spec, shards[0]), str(spec))
+    else:
+        classes, labels = grouped(words)
     counts = [len(index.words) for index in indices]
     shard = np.repeat(np.arange(len(shards)), counts)
     offsets = np.concatenate([index.offsets for index in indices])
@@ -210,7 +201,7 @@ def sharded(spec: Path | str, seed: int | None) -> Data:
         test = np.repeat([split_of(shard) == other for shard in shards], counts)
     else:
         keys = [f"{Path(shards[s]).name}/{name}" for s, name in zip(shard, names, strict=True)]
-        test = held_out(keys, labels, seed)
+        test = held_out(keys, labels, seed, labelled)
 
     def part(of: np.ndarray) -> Images:
         chosen = [names[i] for i in of]
@@ -243,13 +234,31 @@ def names_beside(spec: Path | str, shard: str) -> tuple[str, ...] | None:
 
 
 class Index(NamedTuple):
-    """Where the images of a tar file are, and the label of each as it was written."""
+    """Where the first image of each sample of a tar file is, and its label as it was written."""
 
     offsets: np.ndarray
     sizes: np.ndarray
+    more: np.ndarray  # how many images more the sample has
     names: list[str]
-    words: list[str]
+    words: list[str | None]  # None: it has no label
     ignored: dict[str, int]
+
+
+def used(index: Index, labelled: bool) -> Index:
+    """The samples that can be used, and a count of the images that are not."""
+    some = [i for i, word in enumerate(index.words) if word is not None or not labelled]
+    ignored = index.ignored | {
+        "images without a label": len(index.words) - len(some),
+        "more images of one sample": int(index.more[some].sum()),
+    }
+    return Index(
+        index.offsets[some],
+        index.sizes[some],
+        index.more[some],
+        [index.names[i] for i in some],
+        [index.words[i] for i in some],
+        {kind: count for kind, count in ignored.items() if count},
+    )
 
 
 def index_of(shard: str) -> Index:
@@ -309,20 +318,14 @@ def read_tar(path: Path, shard: str) -> Index:
                     ignored[f".{extension}"] += 1
     except tarfile.TarError as error:
         raise ValueError(f"{shard} is damaged or is no plain tar file: {error}") from None
-    rows = []
-    for key, images in samples.items():
-        if key not in labels:
-            ignored["images without a label"] += 1
-            continue
-        ignored["more images of one sample"] += len(images) - 1
-        rows.append((*next(iter(images.values())), labels[key]))
-    names, offsets, sizes, words = (list(c) for c in zip(*rows, strict=True)) if rows else ([],) * 4
+    first = [next(iter(images.values())) for images in samples.values()]
     return Index(
-        np.array(offsets, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-        names,
-        words,
-        {kind: count for kind, count in ignored.items() if count},
+        np.array([offset for _, offset, _ in first], dtype=np.int64),
+        np.array([size for _, _, size in first], dtype=np.int64),
+        np.array([len(images) - 1 for images in samples.values()], dtype=np.int64),
+        [name for name, _, _ in first],
+        [labels.get(key) for key in samples],
+        dict(ignored),
     )
 
 
@@ -341,17 +344,19 @@ def label_in(contents: bytes, extension: str) -> str | None:
 
 def save_index(path: Path, index: Index, stamp: tuple[int, int]) -> None:
     """Write an index that is good while the shard has this size and time."""
-    names, words = Texts(index.names), Texts(index.words)
+    names, words = Texts(index.names), Texts(word or "" for word in index.words)
     with written_whole(path) as file:
         np.savez_compressed(
             file,
             stamp=np.array([VERSION, *stamp]),
             offsets=index.offsets,
             sizes=index.sizes,
+            more=index.more,
             names=names.joined,
             name_ends=names.ends,
             words=words.joined,
             word_ends=words.ends,
+            labelled=np.array([word is not None for word in index.words], dtype=bool),
             ignored=np.array(json.dumps(index.ignored)),
         )
 
@@ -366,127 +371,14 @@ def load_index(path: Path, stamp: tuple[int, int] | None) -> Index | None:
             names, words = Texts(()), Texts(())
             names.joined, names.ends = found["names"], found["name_ends"]
             words.joined, words.ends = found["words"], found["word_ends"]
-            ignored = json.loads(str(found["ignored"]))
-            return Index(found["offsets"], found["sizes"], list(names), list(words), ignored)
+            known = zip(words, found["labelled"].tolist(), strict=True)
+            return Index(
+                found["offsets"],
+                found["sizes"],
+                found["more"],
+                list(names),
+                [word if labelled else None for word, labelled in known],
+                json.loads(str(found["ignored"])),
+            )
     except Exception:  # numpy raises nearly anything on a damaged file: it is made again
         return None
-
-
-# Shards that are far away.
-
-
-def fetched(url: str) -> Path:
-    """A far shard's copy in the cache, fetched by the one process that comes first."""
-    name = url.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
-    file = cache() / "shards" / f"{sha256(url.encode()).hexdigest()[:16]}-{name}"
-    if not used(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.with_name(file.name + ".lock")):
-            if not used(file):
-                download(url, file)
-    return file
-
-
-def used(file: Path) -> bool:
-    """Whether a file is there; if so it is the last that will be evicted."""
-    try:
-        os.utime(file)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def read_fetched(url: str, offset: int, size: int) -> bytes:
-    """A part of a far shard; another process may evict it between fetching and opening."""
-    for _ in range(3):
-        try:
-            return read_at(fetched(url), offset, size)
-        except FileNotFoundError:
-            continue
-    raise OSError(
-        f"{url} leaves the cache faster than it is read: raise ZIGGURAT_CACHE_GIB, now "
-        f"{cache_bytes() / 2**30:g}"
-    )
-
-
-def download(url: str, file: Path) -> None:
-    """Fetch a file whole, or raise after a few tries."""
-    part = file.with_name(file.name + ".part")
-    for pause in (*PAUSES, None):
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as response, open(part, "wb") as out:
-                length = int(response.headers.get("Content-Length") or 0)
-                make_room(file.parent, length)
-                shutil.copyfileobj(response, out, 2**20)
-                if length and out.tell() != length:
-                    raise ConnectionError(f"{out.tell()} of {length} bytes came")
-            os.replace(part, file)
-            return
-        except (OSError, http.client.HTTPException) as error:
-            part.unlink(missing_ok=True)
-            hopeless = isinstance(error, urllib.error.HTTPError) and error.code in REFUSED
-            if pause is None or hopeless:
-                raise OSError(f"{url} could not be fetched: {error}") from None
-            time.sleep(pause)
-
-
-def make_room(folder: Path, size: int) -> None:
-    """Evict the shards that were used longest ago until ``size`` more bytes fit."""
-    files, most = [], cache_bytes()
-    for file in folder.iterdir():
-        try:
-            at = file.stat()
-        except FileNotFoundError:  # evicted by another process
-            continue
-        busy = file.suffix == ".part" and time.time() - at.st_mtime < 3600
-        if file.suffix != ".lock" and not busy:
-            files.append((at.st_mtime_ns, at.st_size, file))
-    total = sum(held for _, held, _ in files) + size
-    for _, held, file in sorted(files):
-        if total <= most:
-            return
-        file.unlink(missing_ok=True)
-        total -= held
-
-
-def cache_bytes() -> float:
-    """How much the cache of shards may hold."""
-    text = os.environ.get("ZIGGURAT_CACHE_GIB", "50")
-    try:
-        return float(text) * 2**30
-    except ValueError:
-        raise ValueError(f"ZIGGURAT_CACHE_GIB must be a number of GiB, got {text!r}") from None
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; it is freed when its holder dies, too."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: a shard may be fetched twice
-        yield
-        return
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def small(url: str) -> bytes:
-    """A small file that may be beside far shards, empty if it is not; asked for once."""
-    kept = kept_for(url)
-    if not kept.exists():
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-                found = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            if not isinstance(error, urllib.error.HTTPError) or error.code not in REFUSED:
-                raise OSError(f"{url} could not be fetched: {error}") from None
-            found = b""
-        with written_whole(kept) as file:
-            file.write(found)
-    return kept.read_bytes()
-
-
-def kept_for(shard: str) -> Path:
-    """Where the cache keeps what belongs to a path or URL."""
-    return cache() / "index" / sha256(os.fsencode(shard)).hexdigest()[:32]

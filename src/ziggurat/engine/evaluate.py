@@ -1,6 +1,6 @@
 """Measure a model on held-out data, every sample once over all processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from ziggurat.data.loading import Once, loader
 from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.recipe import RECIPE, Recipe, parse, read
-from ziggurat.models.pretrained import from_pretrained
+from ziggurat.models.pretrained import locate
 from ziggurat.tasks import TASKS
 from ziggurat.tasks.task import Task, over_processes
 
@@ -64,7 +64,7 @@ def evaluate(
     With the run's own data, batch and precision: the number that training printed. Of other data
     the part that is for testing is measured or, if it has none, all.
     """
-    model = from_pretrained(source)
+    locate(str(source))  # or say that it is not there
     found = recipe_of(source)
     if found is None and data is None:
         raise ValueError(f"{source} does not say what it was trained on: give --data")
@@ -73,19 +73,9 @@ def evaluate(
     kind = TASKS[found.task]
     own = data is None or data == found.data
     held_out = kind.open(data or found.data, found.settings, found.seed if own else None)
-    known = model.pretrained_cfg.get("label_names")
-    if known and list(known) != list(held_out.classes):
-        raise ValueError(
-            f"{source} knows the classes {some(known)}, the data has {some(held_out.classes)}: "
-            "measure it on data with its own classes"
-        )
-    if model.num_classes != len(held_out.classes):
-        raise ValueError(
-            f"{source} knows {model.num_classes} classes, the data has {len(held_out.classes)}"
-        )
     there = found.precision != "fp16" or torch.accelerator.is_available()
     devices = accelerator(found.precision if there else "fp32")
-    task = kind.around(model, found.settings, held_out).to(devices.device)
+    task = kind.saved(source, found.settings, held_out).to(devices.device)
     if workers is None:
         workers = spare_cores(devices.num_processes)
     batch = batch or test_batch(found, devices.num_processes)
@@ -102,8 +92,3 @@ def recipe_of(source: str | Path) -> Recipe | None:
     folder = Path(source)
     file = (folder.parent if folder.name == "best" else folder) / RECIPE
     return parse(read(file)[1], str(file)) if file.is_file() else None
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few of many."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

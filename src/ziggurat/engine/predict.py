@@ -10,7 +10,7 @@ from PIL import Image
 
 from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
 from ziggurat.models.pretrained import from_pretrained
-from ziggurat.tasks.classify import as_bytes, test_transform
+from ziggurat.tasks.augment import as_bytes, test_transform
 
 
 class Guess(NamedTuple):
@@ -37,6 +37,11 @@ class Classifier:
     def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = from_pretrained(source) if isinstance(source, str | Path) else source
+        if not model.num_classes:
+            raise ValueError(
+                f"{source if isinstance(source, str | Path) else 'the model'} knows no classes: "
+                "fine-tune or probe it first (`ziggurat finetune --init ...`)"
+            )
         self.model = model.to(self.device).eval()
         config = model.pretrained_cfg
         self.transform = test_transform(config)

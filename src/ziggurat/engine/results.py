@@ -16,8 +16,10 @@ import timm
 import torch
 
 import ziggurat
+from ziggurat.data.files import written_whole
 
 METRICS, RESULTS, BAD = "metrics.jsonl", "results.json", "bad_files.txt"  # in a run's folder
+SNAPSHOTS = "snapshots"
 
 
 def history(file: Path) -> Iterator[dict[str, Any]]:
@@ -49,10 +51,8 @@ def write(path: str | Path, measured: Any, seed: int | None = None) -> Path:
         },
         "measured": measured,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(result, indent=2) + "\n")
-    part.replace(path)
+    with written_whole(path) as file:
+        file.write(json.dumps(result, indent=2).encode() + b"\n")
     return path
 
 

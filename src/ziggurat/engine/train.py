@@ -9,15 +9,11 @@ therefore ends with the same bits as one that was not, and there is little to sa
 """
 
 import contextlib
-import json
 import math
-import shutil
-import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,15 +34,17 @@ from ziggurat.data.loading import Steps, loader, seed_all
 from ziggurat.engine import checkpoint, optim, report, results
 from ziggurat.engine.checkpoint import Checkpoint
 from ziggurat.engine.evaluate import measure, test_batch, unreadable
+from ziggurat.engine.folder import begin, check, default_folder
+from ziggurat.engine.log import Log, State
 from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.progress import Progress
-from ziggurat.engine.recipe import RECIPE, Recipe, RecipeError, load, parse, read
-from ziggurat.engine.results import BAD, METRICS, RESULTS, history
+from ziggurat.engine.recipe import Recipe, RecipeError, load
+from ziggurat.engine.results import BAD, RESULTS, SNAPSHOTS
+from ziggurat.engine.signals import Interrupted, Signals
 from ziggurat.tasks import TASKS
 from ziggurat.tasks.task import Task, Wanted, over_processes
 
 WHOLE = StateDictOptions(full_state_dict=True)  # of what FSDP keeps in parts
-MAY_CHANGE = {"name", "data", "workers", "save_minutes", "keep", "nonfinite", "max_bad"}  # resuming
 PATIENCE = 20  # steps without a finite loss, one after the other, after which a run stops
 
 
@@ -56,30 +54,6 @@ class Run(NamedTuple):
     folder: Path  # from_pretrained loads it
     metrics: dict[str, float]  # of the saved model on the held-out data
     history: list[dict[str, Any]]  # the lines of metrics.jsonl
-
-
-@dataclass
-class State:
-    """What a run has met so far, beside the weights; kept in its checkpoints."""
-
-    step: int = 0
-    minutes: float = 0.0
-    tested: int = 0  # the step of the last evaluation
-    best: dict[str, Any] | None = None
-    skipped: list[int] = field(default_factory=list)  # steps without a finite loss
-    in_a_row: int = 0  # of them, now
-    bad: list[str] = field(default_factory=list)  # training files that cannot be read
-    sums: dict[str, list[float]] = field(default_factory=dict)  # since the last line of the log
-
-
-class Interrupted(Exception):
-    """A run that was asked to stop, and saved."""
-
-    def __init__(self, number: int, step: int, folder: Path) -> None:
-        super().__init__(
-            f"stopped and saved at step {step}: go on with `ziggurat train --out {folder} --resume`"
-        )
-        self.exit_code = 128 + number
 
 
 class Diverged(ValueError):
@@ -121,45 +95,6 @@ def train(
     if devices.is_main_process and not resume:
         begin(folder, recipe)
     return loop.run()
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """runs/nest-digits for nest/digits."""
-    return Path("runs") / recipe.name.replace("/", "-")
-
-
-def check(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
-    """See that the folder is ours to write to or, to resume, that it holds this recipe."""
-    saved = folder / RECIPE
-    if not resume:
-        if folder.exists() and any(folder.iterdir()):
-            if not saved.is_file():
-                raise FileExistsError(f"{folder} exists and is no run's: take another --out")
-            if not overwrite:
-                raise FileExistsError(
-                    f"{folder} exists: --resume goes on with it, --overwrite starts again, "
-                    "--out takes another folder"
-                )
-        return
-    if not saved.is_file():
-        raise FileNotFoundError(f"{folder} has no {RECIPE}: there is no run to resume")
-    before, now = parse(read(saved)[1], str(saved)).flat(), recipe.flat()
-    keys = sorted({*before, *now} - MAY_CHANGE)
-    changed = [key for key in keys if before.get(key) != now.get(key)]
-    if changed:
-        lines = ", ".join(f"{key} {before.get(key)} -> {now.get(key)}" for key in changed)
-        raise ValueError(f"{folder} was begun with another recipe ({lines}): resume it as it is")
-
-
-def begin(folder: Path, recipe: Recipe) -> None:
-    """Clear what an earlier run left, and write down what this one does."""
-    for old in ("checkpoints", "best", "tensorboard"):
-        shutil.rmtree(folder / old, ignore_errors=True)
-    for pattern in (METRICS, RESULTS, BAD, "*.png", "report.html", "model.safetensors"):
-        for file in folder.glob(pattern):
-            file.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECIPE).write_text(recipe.dump())
 
 
 class Loop:
@@ -407,6 +342,9 @@ class Loop:
         self.state.tested = self.step
         self.write({"epoch": self.step / self.per_epoch, "test": found})
         self.progress.tested(self.step / self.per_epoch, found)
+        if self.main:
+            epoch = f"{self.step / self.per_epoch:08.2f}"
+            self.task.snapshot(self.folder / SNAPSHOTS / f"epoch-{epoch}.png", model)
         best = self.state.best
         if best is None or found[self.task.best] > best["test"][self.task.best]:
             self.state.best = {"step": self.step, "test": found}
@@ -513,58 +451,3 @@ class Loop:
         if self.devices.scaler is not None:
             self.devices.scaler.load_state_dict(found.optimizer["scaler"])
         self.state = State(**found.state)
-
-
-class Log:
-    """metrics.jsonl, and TensorBoard where it is installed."""
-
-    def __init__(self, folder: Path, step: int, done: bool) -> None:
-        self.file = folder / METRICS
-        kept = [line for line in self.lines() if line["step"] <= step]
-        if done:  # the last evaluation is made again
-            kept = [line for line in kept if line["step"] < step or "test" not in line]
-        part = self.file.with_suffix(".part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        part.replace(self.file)
-        self.board: Any = None
-        with contextlib.suppress(ImportError):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return list(history(self.file))
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Append a line."""
-        with open(self.file, "a") as file:
-            file.write(json.dumps(line) + "\n")
-        if self.board is not None:
-            flat = {f"train/{k}": v for k, v in line.items() if isinstance(v, float)}
-            flat |= {f"test/{k}": v for k, v in line.get("test", {}).items()}
-            for key, value in flat.items():
-                self.board.add_scalar(key, value, line["step"])
-
-
-class Signals:
-    """Notes Ctrl-C and SIGTERM, so that a step is not cut in two; a second Ctrl-C is at once."""
-
-    number: int | None = None
-
-    def __enter__(self) -> "Signals":
-        self.before: dict[int, Any] = {}
-        with contextlib.suppress(ValueError):  # not in the main thread: leave them alone
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.note)
-        return self
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Remember it; the loop looks after each step."""
-        if self.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.number = number
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

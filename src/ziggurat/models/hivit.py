@@ -25,8 +25,8 @@ from ziggurat.layers.attention import Attention, Block, drop_path_rates
 from ziggurat.layers.position import GridPosition, RelativeBias
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights
 
-UNIT = 16  # pixels a side: one token of the main stage
 EPS = 1e-6
+BIAS = ".attn.bias.table"
 WINDOW_HEAD_DIM = 32  # Swin's
 
 
@@ -38,13 +38,14 @@ class Units(NamedTuple):
     grid: tuple[int, int]  # units down and across, the last ones perhaps padded
     ids: Tensor | None  # (B, visible) which units these are; None for all, in order
     pos: Tensor | None  # absolute positions: (1, rows, cols, C), or (B, visible, C)
+    side: int = 16  # pixels a side of a unit
 
     def map(self) -> Tensor:
         """(B, H, W, C): the image's tokens, neighbours side by side, without padding."""
         if self.ids is not None:
             raise ValueError("a masked image has no full map: take the visible units' tokens")
         cells = self.tokens.shape[2]
-        height, width = (-(-side * cells // UNIT) for side in self.size)
+        height, width = (-(-side * cells // self.side) for side in self.size)
         whole = windows.join(self.tokens.flatten(2, 3).flatten(0, 1), cells, cells, *self.grid)
         return whole[:, :height, :width]
 
@@ -52,18 +53,19 @@ class Units(NamedTuple):
 class PatchEmbed(nn.Module):
     """4 x 4 patches to tokens, unit by unit: what is not visible is never embedded."""
 
-    def __init__(self, in_chans: int, dim: int, cells: int) -> None:
+    def __init__(self, in_chans: int, dim: int, cells: int, patch: int) -> None:
         super().__init__()
         self.cells = cells
-        self.patch = UNIT // cells
+        self.patch = patch
         self.proj = nn.Conv2d(in_chans, dim, self.patch, self.patch)
-        # One 16 x 16 patch a unit is plain ViT's embedding, which has no norm.
+        # One patch a unit is plain ViT's embedding, which has no norm.
         self.norm = nn.LayerNorm(dim, eps=EPS) if cells > 1 else nn.Identity()
 
     def forward(self, images: Tensor, ids: Tensor | None) -> Tensor:
         """(B, in_chans, H, W) -> (B, units, cells, cells, C), the convolution as a product."""
         B, channels, H, W = images.shape
-        rows, cols, cells, patch = H // UNIT, W // UNIT, self.cells, self.patch
+        cells, patch = self.cells, self.patch
+        rows, cols = H // (cells * patch), W // (cells * patch)
         x = images.reshape(B, channels, rows, cells, patch, cols, cells, patch)
         x = x.permute(0, 2, 5, 3, 6, 1, 4, 7)  # unit row, unit column, cell row, cell column
         x = x.reshape(B, rows * cols, cells, cells, -1)
@@ -220,7 +222,8 @@ class HiViT(Backbone):
 
     ``depths`` are the paper's blocks of each stage; with one stage only, units are embedded whole
     and the model is a plain ViT without class token: Steps (a) and, with ``rpe``, (b).
-    ``shallow="window"`` is Step (c'). Steps (o) and (d) are timm's ViT-B and Swin-B.
+    ``shallow="window"`` is Step (c'). A ``unit`` has 16 pixels a side; small images want smaller
+    ones. Steps (o) and (d) are timm's ViT-B and Swin-B.
 
     An image may come with a ``mask`` of its units (True: hidden); only visible ones are computed.
 
@@ -238,6 +241,7 @@ class HiViT(Backbone):
         dims: Sequence[int] = (128, 256, 512),
         heads: int = 8,
         depths: Sequence[int] = (2, 2, 20),
+        unit: int = 16,
         shallow: str = "mlp",
         rpe: bool = True,
         ape: bool = True,
@@ -257,13 +261,19 @@ class HiViT(Backbone):
                 f"take dims from {WINDOW_HEAD_DIM} up, got {tuple(dims)}"
             )
         last = len(depths) - 1
-        strides = [UNIT // 2 ** (last - i) for i in range(last + 1)]
+        if unit < 1 or unit % 2**last:
+            raise ValueError(
+                f"a unit has {2**last} x {2**last} patches: its side is a multiple of {2**last} "
+                f"pixels, got {unit}"
+            )
+        strides = [unit // 2 ** (last - i) for i in range(last + 1)]
         super().__init__(img_size, in_chans, num_classes, dims, strides, drop_rate, global_pool)
-        rows, cols = (-(-side // UNIT) for side in self.img_size)
+        self.unit = unit
+        rows, cols = (-(-side // unit) for side in self.img_size)
         layers = [d if i == last or shallow == "window" else 2 * d for i, d in enumerate(depths)]
         rates = drop_path_rates(drop_path_rate, layers)
 
-        self.patch_embed = PatchEmbed(in_chans, dims[0], cells=2**last)
+        self.patch_embed = PatchEmbed(in_chans, dims[0], 2**last, strides[0])
         self.pos = GridPosition(rows, cols, dims[-1]) if ape else None
         self.stages = nn.ModuleList()
         for i, dim in enumerate(dims):
@@ -295,12 +305,12 @@ class HiViT(Backbone):
     def embed(self, images: Tensor, ids: Tensor | None = None) -> Units:
         """Units of 4 x 4 cells; with ``ids`` (B, n), only those."""
         size = images.shape[2], images.shape[3]
-        images = windows.pad_to_multiple(images, UNIT)
-        grid = images.shape[2] // UNIT, images.shape[3] // UNIT
+        images = windows.pad_to_multiple(images, self.unit)
+        grid = images.shape[2] // self.unit, images.shape[3] // self.unit
         pos = None if self.pos is None else self.pos(*grid)
         if pos is not None and ids is not None:
             pos = pos.flatten(0, 2)[ids]
-        return Units(self.patch_embed(images, ids), size, grid, ids, pos)
+        return Units(self.patch_embed(images, ids), size, grid, ids, pos, self.unit)
 
     def forward_visible(self, images: Tensor, ids: Tensor) -> list[Tensor]:
         """Each stage's tokens, (B, n, cells, cells, C), of the units ``ids`` (B, n) alone."""
@@ -315,11 +325,11 @@ class HiViT(Backbone):
         """The main stage's map (B, C, H, W); with a mask, the visible units' tokens (B, n, C)."""
         if mask is None:
             return super().forward_features(images)
-        grid = [-(-side // UNIT) for side in images.shape[2:]]
+        grid = [-(-side // self.unit) for side in images.shape[2:]]
         if mask.shape[0] != images.shape[0] or mask[0].numel() != grid[0] * grid[1]:
             raise ValueError(
                 f"a mask for these images is ({images.shape[0]}, {grid[0]}, {grid[1]}), one value "
-                f"for each {UNIT} x {UNIT} unit, got {tuple(mask.shape)}"
+                f"for each {self.unit} x {self.unit} unit, got {tuple(mask.shape)}"
             )
         return self.forward_visible(images, self.visible(mask))[-1].flatten(1, 3)
 
@@ -344,10 +354,18 @@ class HiViT(Backbone):
         return self.norm(features.mean((2, 3) if features.ndim == 4 else 1))
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """From the official names; what only pre-training has goes under ``decoder.``."""
-        if not any(name.startswith("blocks.") for name in state):
-            return state
-        homes = []  # of the official flat list of blocks and merges
+        """From the official names; what only pre-training has goes under ``decoder.``.
+
+        A model without relative bias (pre-training's) is one whose biases are all zero.
+        """
+        if any(name.startswith("blocks.") for name in state):
+            state = self.from_official(state)
+        tables = {n: torch.zeros_like(p) for n, p in self.named_parameters() if n.endswith(BIAS)}
+        return state if state.keys() & tables.keys() else tables | state
+
+    def from_official(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The official flat list of blocks and merges, taken apart."""
+        homes = []
         for i in range(len(self.stages)):
             homes += [f"stages.{i}.down"] if i else []
             homes += [f"stages.{i}.blocks.{j}" for j in range(len(self.stage(i).blocks))]

@@ -25,6 +25,7 @@ from ziggurat.models.weights import TORCH, CheckpointError, classifiers, flat, l
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 KEPT = ("input_size", "mean", "std", "crop_pct", "interpolation", "label_names")
+PRETRAINING = ("decoder.*", "fill", "norm.*")  # of it alone, and the norm it leaves out
 FEATURES_ONLY = (FeatureDictNet, FeatureGraphNet, FeatureHookNet, FeatureGetterNet)
 
 
@@ -162,15 +163,20 @@ def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> A
 
 
 def load_but_classifier(model: nn.Module, checkpoint: Any) -> None:
-    """Load it; a classifier that does not fit, or that it lacks, stays fresh."""
+    """Load it; a classifier that does not fit, or that it lacks, stays fresh.
+
+    So does the final norm of a masked autoencoder's encoder, which has none.
+    """
     try:
         load_checkpoint(model, checkpoint)
     except CheckpointError as error:
-        heads = classifiers(model)
+        fresh = classifiers(model)
+        if any(name.startswith("decoder.") for name in error.unexpected):
+            fresh = (*fresh, *PRETRAINING)
         wrong = [*error.missing, *error.unexpected, *(s.split(":")[0] for s in error.shapes)]
-        if not wrong or not all(fnmatch.fnmatch(n, p) for n in wrong for p in heads):
+        if not wrong or not all(any(fnmatch.fnmatch(n, p) for p in fresh) for n in wrong):
             raise
-        load_checkpoint(model, checkpoint, ignore=heads)
+        load_checkpoint(model, checkpoint, ignore=fresh)
 
 
 def load_packaged(model: nn.Module, package: str) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from ziggurat.tasks.classify import Classify
 from ziggurat.tasks.distill import Distill
+from ziggurat.tasks.pretrain import Pretrain
 from ziggurat.tasks.task import Task
 
-TASKS: dict[str, type[Task]] = {"classify": Classify, "distill": Distill}
+TASKS: dict[str, type[Task]] = {"classify": Classify, "distill": Distill, "pretrain": Pretrain}

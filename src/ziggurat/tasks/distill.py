@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ziggurat.data.images import Data
 from ziggurat.models.pretrained import open_model
-from ziggurat.tasks.classify import Batch, Classify, ClassifySettings, as_bytes
+from ziggurat.tasks.augment import Batch, as_bytes
+from ziggurat.tasks.classify import Classify, ClassifySettings, check_classes
 from ziggurat.tasks.task import Settings, Wanted
 
 
@@ -51,18 +52,9 @@ class Distill(Classify):
         source = self.settings.teacher_weights or "published"
         teacher = open_model(self.settings.teacher, source).eval()
         teacher.requires_grad_(False)
-        if teacher.num_classes != len(data.classes):
-            raise ValueError(
-                f"the teacher {self.settings.teacher} knows {teacher.num_classes} classes, the "
-                f"data {len(data.classes)}: fine-tune or probe it on this data first"
-            )
+        advice = "fine-tune or probe it on this data first"
+        check_classes(f"the teacher {self.settings.teacher}", teacher, data, advice)
         config = teacher.pretrained_cfg
-        names = config.get("label_names")
-        if names and list(names) != list(data.classes):
-            raise ValueError(
-                f"the teacher {self.settings.teacher} was trained on other classes "
-                f"({', '.join(names[:3])} ...) than the data's ({', '.join(data.classes[:3])} ...)"
-            )
         self.teacher = [teacher]  # in a list: neither trained nor saved
         self.teacher_size: tuple[int, int] = tuple(config["input_size"][1:])
         self.register_buffer("teacher_mean", as_bytes(config["mean"]), persistent=False)

@@ -1,156 +1,238 @@
-"""Masked autoencoding (HiViT, Section 3.3): hide units of an image, have them painted back."""
+"""Pre-training without labels: parts of an image are hidden and painted back (HiViT, Section 4.2).
 
-import copy
-from typing import NamedTuple
+A finished run is a folder that ``finetune --init`` and ``probe --init`` start from: the encoder as
+any other saved model, the decoder in a file beside it.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from PIL import Image
+from pydantic import Field
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ziggurat.layers import windows
-from ziggurat.layers.attention import Attention, Block
-from ziggurat.layers.position import resize, sin_cos
-from ziggurat.models.hivit import EPS, UNIT, HiViT
+from ziggurat.data.images import Data, open_images
+from ziggurat.models.pretrained import from_pretrained, save_pretrained
+from ziggurat.models.weights import CheckpointError
+from ziggurat.tasks import drawing
+from ziggurat.tasks.augment import (
+    Batch,
+    ImageSettings,
+    Reader,
+    as_bytes,
+    collate,
+    open_for,
+    test_transform,
+    train_transform,
+)
+from ziggurat.tasks.masking import MaskedAutoencoder, can_drop, unpatchify
+from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
+
+DECODER = "decoder.safetensors"  # beside the encoder
+SHOWN = 6  # images that are painted for people
+HEADS = ("original", "what it sees", "what it paints", "both together")
+GREY = 128  # of what is hidden
+LEAST = 8  # pixels a side of an image that there is something to learn from
 
 
-class Masking(NamedTuple):
-    """Which units stay visible, in the order of their noise."""
+class PretrainSettings(ImageSettings):
+    """What is hidden, what the encoder is fed with and how large the decoder is."""
 
-    visible: Tensor  # (B, n) indices of the units that are kept
-    place: Tensor  # (B, units) where each unit stands in [visible | hidden]
-    hidden: Tensor  # (B, units) 1 for a hidden unit, else 0
+    auto_augment: str = "none"
+    color_jitter: float = Field(0.0, ge=0)
+    drop_path: float = Field(0.0, ge=0, lt=1)
 
-
-def mask_randomly(noise: Tensor, ratio: float) -> Masking:
-    """Keep the int((1 - ratio) * units) units with the least noise (B, units)."""
-    if not 0 < ratio < 1:
-        raise ValueError(f"a mask ratio lies between 0 and 1 and is neither, got {ratio}")
-    units = noise.shape[1]
-    keep = int(units * (1 - ratio))
-    if keep < 1:
-        raise ValueError(
-            f"a mask ratio of {ratio} leaves none of {units} units visible: "
-            "take a smaller one or larger images"
-        )
-    order = noise.argsort(dim=1)
-    hidden = torch.ones_like(noise)
-    hidden.scatter_(1, order[:, :keep], 0)
-    return Masking(order[:, :keep], order.argsort(dim=1), hidden)
+    mask_ratio: float = Field(gt=0, lt=1)  # of the units
+    unit: int | None = Field(None, ge=1)  # pixels a side; None: the model's own, else 16
+    feed: Literal["visible", "all"] | None = None  # None: visible where the model can
+    stages: Literal["all", "last"] = "all"  # whose features the decoder gets
+    normalise: bool = False  # each unit's pixels, before they are compared
+    pixel_loss: Literal["mse", "l1"] = "mse"
+    decoder_dim: int = Field(512, ge=4)
+    decoder_depth: int = Field(ge=0)  # 0: one linear layer (SimMIM)
+    decoder_heads: int = Field(16, ge=1)
 
 
-def patchify(images: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, units, 16 * 16 * C): row, column, channel."""
-    x = windows.split(images.permute(0, 2, 3, 1), UNIT, UNIT)
-    return x.flatten(1).unflatten(0, (images.shape[0], -1))
+class Pretrain(Task):
+    """Masked autoencoding on the one loop."""
 
+    Settings: ClassVar[type[Settings]] = PretrainSettings
+    best: ClassVar[str] = "explained"
+    settings: PretrainSettings
+    model: MaskedAutoencoder
+    mean: Tensor
+    std: Tensor
+    sums: list[float]  # images, their losses, squared errors, squares of what was to be painted
 
-class Decoder(nn.Module):
-    """Visible units in, pixels of every unit out: six plain transformer blocks (Appendix A)."""
-
-    def __init__(
-        self, dim_in: int, grid: tuple[int, int], pixels: int, dim: int, depth: int, heads: int
-    ) -> None:
+    def __init__(self, encoder: Any, settings: PretrainSettings, data: Data) -> None:
         super().__init__()
-        self.norm_in = nn.LayerNorm(dim_in, eps=EPS)
-        self.embed = nn.Linear(dim_in, dim)
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.register_buffer("pos_embed", sin_cos(*grid, dim).flatten(1, 2))
-        self.grid = grid
-        self.blocks = nn.ModuleList(
-            Block(dim, Attention(dim, heads), eps=EPS) for _ in range(depth)
+        self.settings = settings
+        self.data = data
+        self.encoder = [encoder]  # whole, with the norm that pre-training leaves out: to be saved
+        feed = settings.feed or ("visible" if can_drop(encoder) else "all")
+        self.model = MaskedAutoencoder(
+            encoder,
+            settings.mask_ratio,
+            settings.decoder_dim,
+            settings.decoder_depth,
+            settings.decoder_heads,
+            feed,
+            settings.unit,
+            settings.stages,
+            settings.normalise,
+            settings.pixel_loss,
         )
-        self.norm = nn.LayerNorm(dim, eps=EPS)
-        self.pred = nn.Linear(dim, pixels)
+        self.config: Mapping[str, Any] = encoder.pretrained_cfg
+        self.size: tuple[int, int] = tuple(self.config["input_size"][1:])
+        self.register_buffer("mean", as_bytes(self.config["mean"]), persistent=False)
+        self.register_buffer("std", as_bytes(self.config["std"]), persistent=False)
+        self.sums = [0.0] * 4
+        self.last: Path | None = None  # picture
 
-    def forward(self, x: Tensor, place: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, n, dim_in) and where each unit stands -> (B, units, pixels)."""
-        x = self.embed(self.norm_in(x))
-        B, n, C = x.shape
-        hidden = self.mask_token.expand(B, place.shape[1] - n, C)
-        x = torch.cat([x, hidden], dim=1).gather(1, place[:, :, None].expand(B, -1, C))
-        pos: Tensor = self.get_buffer("pos_embed")
-        x = x + resize(pos.unflatten(1, self.grid), *grid).flatten(1, 2)
-        for block in self.blocks:
-            x = block(x)
-        return self.pred(self.norm(x))
+    @classmethod
+    def open(cls, spec: str, settings: Any, seed: int | None) -> Data:
+        """Images of any data, whether they have classes or not."""
+        return open_images(spec, seed)
 
+    @classmethod
+    def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
+        """Around an encoder that knows the data's size, mean and deviation."""
+        return cls(open_for(wanted, settings, data), settings, data)
 
-class MaskedAutoencoder(nn.Module):
-    """HiViT sees a quarter of an image's units and paints the rest.
+    @classmethod
+    def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
+        """Encoder and decoder of a run."""
+        encoder = from_pretrained(source)
+        task = cls(encoder, settings, data)
+        file = Path(source) / DECODER
+        if not file.is_file():
+            raise CheckpointError(f"{source} has no {DECODER}: nothing to paint with")
+        own = task.model.encoder.state_dict()
+        learned = {f"encoder.{n}": v for n, v in encoder.state_dict().items() if n in own}
+        task.model.load_state_dict(learned | load_file(file))
+        return task
 
-    The decoder gets every stage's tokens of a unit side by side (the code's ``hifeat``; the paper
-    is silent). Its positions are fixed; the encoder's start the same way and are learned.
+    # Data.
 
-    ``encoder`` is copied and stays as it was: the copy has no head, and its positions always start
-    as sines and cosines. What it learned goes back by name:
+    def train_samples(self) -> Samples:
+        """Cut and flipped images; an unreadable one is replaced by the next."""
+        cut = train_transform(self.settings, self.size, tuple(self.config["mean"]))
+        reader = Reader(self.data.train, cut, replace=True, least=LEAST)
+        return Samples(self.data.train, reader, collate, self.settings.repeats)
 
-        ignore = ("decoder.*", "head.*", "norm.*")
-        load_checkpoint(encoder, autoencoder.state_dict(), ignore=ignore)
-    """
+    def test_samples(self) -> Samples:
+        """Each image once, its middle."""
+        cut = test_transform(dict(self.config))
+        reader = Reader(self.data.test, cut, replace=False, least=LEAST)
+        return Samples(self.data.test, reader, collate)
 
-    def __init__(
-        self,
-        encoder: HiViT,
-        mask_ratio: float = 0.75,
-        decoder_dim: int = 512,
-        decoder_depth: int = 6,
-        decoder_heads: int = 16,
-    ) -> None:
-        super().__init__()
-        self.mask_ratio = mask_ratio
-        self.encoder = encoder = copy.deepcopy(encoder)
-        encoder.prune_intermediate_layers(None, prune_norm=True)
-        rows, cols = (-(-side // UNIT) for side in encoder.img_size)
-        cells = [UNIT // stride for stride in encoder.strides]
-        width = sum(c * c * dim for c, dim in zip(cells, encoder.dims, strict=True))
-        pixels = UNIT * UNIT * encoder.in_chans
-        self.decoder = Decoder(
-            width, (rows, cols), pixels, decoder_dim, decoder_depth, decoder_heads
+    def normalised(self, images: Tensor) -> Tensor:
+        """Bytes to what the model takes."""
+        return (images.float() - self.mean) / self.std
+
+    # Training and evaluation.
+
+    def forward(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
+        """The loss on what is hidden."""
+        return {"loss": self.model(self.normalised(batch.images))}
+
+    def noise(self, at: Tensor) -> Tensor:
+        """An image's own, whatever the batch: its mask is the same at every evaluation."""
+        units = self.model.grid[0] * self.model.grid[1]
+        rows = [torch.rand(units, generator=torch.Generator().manual_seed(i)) for i in at.tolist()]
+        return torch.stack(rows).to(at.device)
+
+    def measure(self, model: nn.Module, batch: Batch) -> None:
+        """Count one batch."""
+        if not len(batch.at):
+            return
+        assert isinstance(model, MaskedAutoencoder)
+        found = model.painting(self.normalised(batch.images), self.noise(batch.at))
+        error, hidden = found.painted.float() - found.target, found.hidden.double()
+        per_unit = (error.square() if model.kind == "mse" else error.abs()).mean(-1)
+        each = (per_unit.double() * hidden).sum(1) / hidden.sum(1)
+        around = found.target - found.target.mean(-1, keepdim=True)
+        parts = (
+            float(len(each)),
+            float(each.sum()),
+            float((error.square().sum(-1).double() * hidden).sum()),
+            float((around.square().sum(-1).double() * hidden).sum()),
         )
-        self.decoder.apply(init_weights)
-        nn.init.normal_(self.decoder.mask_token, std=0.02)
-        if encoder.pos is not None:
-            with torch.no_grad():
-                encoder.pos.table.copy_(sin_cos(rows, cols, encoder.dims[-1]))
+        self.sums = [a + b for a, b in zip(self.sums, parts, strict=True)]
 
-    def paint(self, images: Tensor, masking: Masking) -> Tensor:
-        """Pixels of every unit, (B, units, 16 * 16 * C), from the visible ones."""
-        tokens = self.encoder.forward_visible(images, masking.visible)
-        x = torch.cat([t.flatten(2) for t in tokens], dim=2)
-        grid = -(-images.shape[2] // UNIT), -(-images.shape[3] // UNIT)
-        return self.decoder(x, masking.place, grid)
+    def measured(self) -> dict[str, float]:
+        """Per cent of the hidden units' variance that is explained; 0 is their mean colour."""
+        images, loss, error, around = map(sum, zip(*over_processes(self.sums), strict=True))
+        self.sums = [0.0] * 4
+        if not images:
+            raise ValueError("no test image could be read: `ziggurat data check` says why")
+        explained = 100 * (1 - error / around) if around else 0.0
+        return {"explained": explained, "loss": loss / images, "images": int(images)}
 
-    def forward(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Mean squared error on hidden units, each unit's pixels normalised."""
-        images = windows.pad_to_multiple(images, UNIT)
-        units = (images.shape[2] // UNIT) * (images.shape[3] // UNIT)
-        if noise is None:
-            noise = torch.rand(images.shape[0], units, device=images.device)
-        masking = mask_randomly(noise, self.mask_ratio)
-        target = patchify(images)
-        mean, var = target.mean(-1, keepdim=True), target.var(-1, keepdim=True)
-        target = (target - mean) / (var + 1e-6).sqrt()
-        loss = (self.paint(images, masking) - target).square().mean(-1)
-        hidden = masking.hidden.to(loss.dtype)
-        return (loss * hidden).sum() / hidden.sum()
+    # What is left behind.
 
-    def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """From the official pre-training names."""
-        if any(name.startswith("encoder.") for name in state):
-            return state
-        state = self.encoder.convert(state)
-        return {n if n.startswith("decoder.") else f"encoder.{n}": v for n, v in state.items()}
+    def save(self, folder: Path, model: nn.Module) -> None:
+        """The encoder as any saved model, and the decoder."""
+        assert isinstance(model, MaskedAutoencoder)
+        encoder = self.encoder[0]
+        encoder.load_state_dict(model.encoder.state_dict(), strict=False)
+        decoder = {
+            name: value.detach().cpu().contiguous()
+            for name, value in model.state_dict().items()
+            if not name.startswith("encoder.")
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{DECODER}.part"
+        save_file(decoder, part, metadata={"format": "pt"})
+        part.replace(folder / DECODER)
+        save_pretrained(encoder, folder, overwrite=True)
 
-    def fit(self, name: str, value: Tensor) -> Tensor:
-        """Positions of another resolution; the decoder's are made, not learned."""
-        if name.startswith("encoder."):
-            return self.encoder.fit(name.removeprefix("encoder."), value)
-        if name == "decoder.pos_embed":
-            return self.decoder.get_buffer("pos_embed")
-        return value
+    def snapshot(self, path: Path, model: nn.Module) -> None:
+        """A few test images: as they are, what is seen of them, what is painted, both together."""
+        count = len(self.data.test)
+        samples = self.test_samples()
+        chosen = [samples.make(i * count // SHOWN) for i in range(min(SHOWN, count))]
+        batch = collate(chosen)
+        if len(batch.at):
+            assert isinstance(model, MaskedAutoencoder)
+            rows = self.painted(model, batch.images.to(self.mean.device), batch.at)
+            self.last = drawing.sheet(rows, HEADS, path)
 
+    @torch.no_grad()
+    def painted(
+        self, model: MaskedAutoencoder, images: Tensor, at: Tensor
+    ) -> list[list[Image.Image]]:
+        """Original, masked, painted, pasted, for each image."""
+        was_training = model.training
+        model.eval()
+        found = model.painting(self.normalised(images), self.noise(at).to(images.device))
+        model.train(was_training)
+        grid = model.checked(images.shape[2], images.shape[3])
 
-def init_weights(module: nn.Module) -> None:
-    """MAE's: Xavier for linear layers, biases 0."""
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
+        def picture(patches: Tensor) -> Tensor:
+            pixels = unpatchify(patches * found.std + found.mean, model.unit, grid)
+            return (pixels * self.std + self.mean).round().clamp(0, 255).byte().cpu()
+
+        hidden = found.hidden[:, :, None].expand_as(found.target)
+        hidden = unpatchify(hidden, model.unit, grid).bool().cpu()
+        original, painted = images.cpu(), picture(found.painted.float())
+        rows = (
+            original,
+            original.masked_fill(hidden, GREY),
+            painted,
+            torch.where(hidden, painted, original),
+        )
+        return [
+            [Image.fromarray(x.permute(1, 2, 0).numpy()) for x in row]
+            for row in zip(*rows, strict=True)
+        ]
+
+    def figures(self, folder: Path) -> list[Path]:
+        """The last snapshot, where the report looks."""
+        if self.last is None:
+            return []
+        return [Path(shutil.copyfile(self.last, folder / "paintings.png"))]

@@ -73,8 +73,8 @@ class Task(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def around(cls, model: nn.Module, settings: Any, data: Any) -> Self:
-        """The task around a finished model, to measure it."""
+    def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
+        """The task around a model that ``save`` wrote, to measure it."""
         raise NotImplementedError
 
     def check_share(self, images: int) -> None:
@@ -107,6 +107,9 @@ class Task(nn.Module):
     def save(self, folder: Path, model: nn.Module) -> None:
         """Write a deployed model so that ``from_pretrained(folder)`` gives it back."""
         raise NotImplementedError
+
+    def snapshot(self, path: Path, model: nn.Module) -> None:
+        """A picture, at each evaluation, of how a deployed model stands; not all tasks have one."""
 
     def figures(self, folder: Path) -> list[Path]:
         """Pictures of the last evaluation for the report."""

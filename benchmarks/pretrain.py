@@ -1,0 +1,155 @@
+"""What it saves to leave hidden units out: a pre-training step of HiViT-B, in one interleaved run.
+
+    python benchmarks/pretrain.py               # into benchmarks/results/pretrain.json
+
+The same step (forward, backward, AdamW) three ways: on the visible quarter of the units alone; as
+the official code does it, every unit embedded and three quarters thrown away then; and fed with all
+units, the hidden ones filled, as models must be that cannot drop any (HiViT, Section 4.2: "almost
+2x as fast"; Table 8). Beside them Swin-B with SimMIM, the paper's own comparison.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import study
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+
+import ziggurat
+from ziggurat.engine import recipe, results
+from ziggurat.engine.measure import peak_memory
+from ziggurat.models.hivit import PatchEmbed
+from ziggurat.tasks.masking import MaskedAutoencoder
+
+RESULTS = study.RESULTS / "pretrain.json"
+SEED = 0
+OURS = "HiViT-B, visible units alone"
+
+
+class EmbedAll(PatchEmbed):
+    """The official way: all units are embedded, then most are dropped."""
+
+    def forward(self, images: Tensor, ids: Tensor | None) -> Tensor:
+        """As PatchEmbed, later."""
+        x = super().forward(images, None)
+        return x if ids is None else x[torch.arange(len(x))[:, None], ids]
+
+
+def hivit(feed: Any = "visible", embed_all: bool = False) -> MaskedAutoencoder:
+    """HiViT-B with its decoder."""
+    model = MaskedAutoencoder(ziggurat.create_model("hivit_base", rpe=False), feed=feed)
+    if embed_all:
+        model.encoder.patch_embed.__class__ = EmbedAll
+    return model
+
+
+def swin(size: int) -> MaskedAutoencoder:
+    """Swin-B as swin/simmim pre-trains it."""
+    wanted = recipe.load("swin/simmim", changes={"img_size": size})
+    args: dict[str, Any] = wanted.model_args | {"window_size": size // 32}
+    encoder = ziggurat.create_model(wanted.model, img_size=size, num_classes=0, **args)
+    encoder.pretrained_cfg["input_size"] = (3, size, size)
+    settings: Any = wanted.settings
+    return MaskedAutoencoder(
+        encoder, settings.mask_ratio, decoder_depth=0, feed="all", unit=settings.unit,
+        stages="last", normalise=False, loss="l1",
+    )  # fmt: skip
+
+
+WAYS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    OURS: (hivit, 224),
+    "HiViT-B, all embedded, then dropped (official code)": (partial(hivit, embed_all=True), 224),
+    "HiViT-B, fed with all units": (partial(hivit, "all"), 224),
+    "Swin-B, SimMIM at 192 pixels": (partial(swin, 192), 192),
+    "Swin-B, SimMIM at 224 pixels": (partial(swin, 224), 224),
+}
+
+
+class Step:
+    """One training step of one way."""
+
+    def __init__(self, way: str, batch: int) -> None:
+        torch.manual_seed(SEED)
+        build, size = WAYS[way]
+        self.model = build().train()
+        self.images = torch.randn(batch, 3, size, size)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def backward(self) -> None:
+        """The gradients, and away with them."""
+        self.model(self.images).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def seconds(self) -> float:
+        """How long a whole step takes."""
+        start = time.perf_counter()
+        self.model(self.images).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
+
+def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
+    """All ways in turn, each round in another order; ratios to ours of the same round."""
+    steps = {way: Step(way, batch) for way in WAYS}
+    for step in steps.values():
+        step.seconds()
+    spent: dict[str, list[float]] = {way: [] for way in WAYS}
+    for i in track(range(rounds), "rounds", transient=True):
+        names = list(WAYS)
+        for way in names[i % len(names) :] + names[: i % len(names)]:
+            spent[way].append(steps[way].seconds())
+    memory = {way: peak_memory(step.backward) for way, step in steps.items()}
+    found = []
+    for way, times in spent.items():
+        ratios = [time / ours for time, ours in zip(times, spent[OURS], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found.append(
+            {
+                "way": way,
+                "batch": batch,
+                "rounds": rounds,
+                "time": round(middle, 3),
+                "time_quartiles": [round(low, 3), round(high, 3)],
+                "memory": round(memory[way] / memory[OURS], 3),
+                "memory_mib": round(memory[way] / 2**20, 1),
+            }
+        )
+    return found
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """The rows as the README shows them."""
+    lines = [
+        "| a step of | time | middle half of the rounds | memory |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in found:
+        low, high = row["time_quartiles"]
+        lines.append(
+            f"| {row['way']} | **{row['time']:.2f}** | {low:.2f} to {high:.2f} "
+            f"| {row['memory']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write the results file and the README's table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
+    args = parser.parse_args()
+    found = measure(args.batch, args.rounds)
+    Console().print(markdown(found))
+    print(f"wrote {results.write(RESULTS, found, SEED)}")
+    study.update_readme("pretrain", markdown(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What the verbs share: how one is added, and how numbers are taken and shown."""
+
+import argparse
+from collections.abc import Callable
+
+BAR = "█"
+
+Run = Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
+Verb = Callable[[Run, str], argparse.ArgumentParser]  # adds one, with an example that names it
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"takes a whole number from 1 up, got {text!r}")
+    return int(text)

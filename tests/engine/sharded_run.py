@@ -1,0 +1,32 @@
+"""A training under FSDP on the CPU, started by torchrun: RECIPE OUT [--resume].
+
+accelerate offers FSDP on accelerators only. torch shards on any device, so accelerate's state is
+told that it is one.
+"""
+
+import sys
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+from ziggurat.engine import processes, train
+
+
+def sharded(precision: str) -> Accelerator:
+    found = processes.accelerator(precision)
+    AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+    AcceleratorState._shared_state["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        cpu_ram_efficient_loading=False,
+    )
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train.accelerator = sharded
+    train.train(sys.argv[1], sys.argv[2], resume="--resume" in sys.argv)

@@ -1,0 +1,298 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import ziggurat
+from tests.reference import Fixture, Reading, run_catching, slice64
+from ziggurat.layers.attention import Attention
+from ziggurat.layers.position import sin_cos
+from ziggurat.models.hivit import VARIANTS, HiViT, Units
+from ziggurat.models.pretrained import open_model
+from ziggurat.models.weights import CheckpointError, load_checkpoint
+from ziggurat.tasks.masking import MaskedAutoencoder, mask_randomly, patchify, unpatchify
+
+
+def as_is(x: Tensor) -> Tensor:
+    return x
+
+
+def tokens(units: Units) -> Tensor:
+    return units.tokens
+
+
+def main_tokens(units: Units) -> Tensor:
+    return units.tokens.flatten(1, 3)
+
+
+READINGS: dict[str, Reading] = {
+    "blocks.4(merge input, kept units)": ("encoder.stages.0", tokens),
+    "blocks.9(merge input, kept units)": ("encoder.stages.1", tokens),
+    "main_input(after APE)": (">encoder.stages.2.blocks.0", as_is),
+    "main.0.attn": ("encoder.stages.2.blocks.0.attn", as_is),
+    "main_output": ("encoder.stages.2", main_tokens),
+    "norm(hifeat concat 3584)": ("decoder.norm_in", as_is),
+    "norm(hifeat concat)": ("decoder.norm_in", as_is),
+    "decoder_embed": ("decoder.embed", as_is),
+    "decoder_input": (">decoder.blocks.0", as_is),
+    "decoder_norm": ("decoder.norm", as_is),
+    "pred": ("decoder.pred", as_is),
+}
+
+
+class WithNoise(nn.Module):
+    def __init__(self, model: MaskedAutoencoder, noise: np.ndarray) -> None:
+        super().__init__()
+        self.model, self.noise = model, torch.from_numpy(noise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images, self.noise)
+
+
+@pytest.mark.parametrize("name", ["hivit_base_mae", "hivit_tiny_mae_rpe_stress"])
+def test_the_official_pretraining_loss_is_reproduced(name: str) -> None:
+    reference = Fixture(name)
+    encoder = HiViT(**VARIANTS["_".join(name.split("_")[:2])], rpe="rpe" in name)
+    model = MaskedAutoencoder(encoder).eval()
+    load_checkpoint(model, reference.state)
+    with_noise = WithNoise(model, reference.outputs["noise"])
+    read = {
+        k: (p.replace("encoder", "model.encoder").replace("decoder", "model.decoder"), f)
+        for k, (p, f) in READINGS.items()
+    }
+    for dtype, key, atol in (
+        (torch.float32, "loss", 1e-5),
+        (torch.float64, "loss_fp64", 1e-8),
+    ):
+        with_noise.to(dtype)
+        loss, caught = run_catching(with_noise, reference.images.to(dtype), read)
+        for feature in reference.about["features"].keys() & caught.keys():
+            expected = reference.outputs[f"slice.{feature}"]
+            scale = max(1.0, np.abs(expected).max())
+            np.testing.assert_allclose(
+                slice64(caught[feature]), expected, rtol=0, atol=1e-5 * scale, err_msg=feature
+            )
+        np.testing.assert_allclose(loss.item(), reference.outputs[key], rtol=0, atol=atol)
+
+
+def tiny() -> MaskedAutoencoder:
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), rpe=False)
+    return MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=2, decoder_heads=2)
+
+
+def test_the_mask_is_the_official_one() -> None:
+    outputs = Fixture("hivit_base_mae").outputs
+    masking = mask_randomly(torch.from_numpy(outputs["noise"]), 0.75)
+    assert torch.equal(masking.visible, torch.from_numpy(outputs["ids_keep"]))
+    assert torch.equal(masking.hidden.bool(), torch.from_numpy(outputs["mask"]).bool())
+
+
+def test_positions_start_as_the_official_sine_and_cosine() -> None:
+    outputs = Fixture("hivit_base_mae").outputs
+    table = sin_cos(14, 14, 512)
+    for name in ("absolute_pos_embed_init", "decoder_pos_embed_init"):
+        np.testing.assert_allclose(slice64(table), outputs[f"slice.{name}"], rtol=0, atol=1e-6)
+    model = tiny()
+    assert model.encoder.pos is not None
+    assert torch.equal(model.encoder.pos.table, sin_cos(4, 4, 32))
+    assert model.encoder.pos.table.requires_grad
+
+
+def test_every_parameter_of_encoder_and_decoder_is_trained() -> None:
+    model = tiny()
+    model(torch.randn(2, 3, 64, 64)).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_the_loss_sees_hidden_units_only() -> None:
+    model = tiny().eval()
+    noise = torch.rand(1, 16)
+    masking = mask_randomly(noise, 0.75)
+    x = torch.randn(1, 3, 64, 64)
+    painted = patchify(x, 16)
+    mean, std = painted.mean(-1, keepdim=True), painted.std(-1, keepdim=True)
+    expected = (model.paint(x, masking) - (painted - mean) / std).square().mean(-1)
+    hidden = masking.hidden.bool()
+    torch.testing.assert_close(model(x, noise), expected[hidden].mean(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.5, 0.99])
+def test_a_ratio_that_hides_nothing_or_everything_is_an_error(ratio: float) -> None:
+    with pytest.raises(ValueError, match="mask ratio"):
+        mask_randomly(torch.rand(1, 16), ratio)
+
+
+def test_a_pretrained_encoder_starts_a_classifier() -> None:
+    state = Fixture("hivit_base_mae").state
+    model = HiViT(**VARIANTS["hivit_base"])
+    with pytest.raises(CheckpointError, match=r"missing.*head\.weight.*not in the model: decoder"):
+        load_checkpoint(model, state)
+    load_checkpoint(model, state, ignore=("decoder.*", "head.*", "norm.*"))
+    assert torch.equal(model.patch_embed.norm.weight, state["patch_embed.norm.weight"])
+
+
+def test_the_callers_model_stays_as_it_was() -> None:
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), num_classes=3)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    assert model.encoder is not encoder
+    assert encoder.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert encoder(torch.randn(1, 3, 64, 64)).shape == (1, 3)
+    assert model.encoder.pos is not None
+    assert torch.equal(model.encoder.pos.table, sin_cos(4, 4, 32))
+
+
+def test_our_own_pretraining_starts_a_classifier() -> None:
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
+    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    state = model.state_dict()
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(encoder, state)
+    assert caught.value.unexpected == sorted(n for n in state if n.startswith("decoder."))
+    assert caught.value.missing == ["head.bias", "head.weight", "norm.bias", "norm.weight"]
+    load_checkpoint(encoder, state, ignore=("decoder.*", "head.*", "norm.*"))
+    x, ids = torch.randn(1, 3, 64, 64), torch.arange(4)[None]
+    for ours, theirs in zip(
+        encoder.eval().forward_visible(x, ids),
+        model.eval().encoder.forward_visible(x, ids),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    load_checkpoint(model, state)
+
+
+def test_it_paints_other_sizes_than_it_was_built_for() -> None:
+    loss = tiny()(torch.randn(1, 3, 80, 96))
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 3, 80, 90), "whole units of 16 x 16 pixels, got 80 x 90: take a multiple of 16"),
+        ((1, 3, 1, 1), "whole units of 16 x 16 pixels, got 1 x 1"),
+        (
+            (1, 3, 8, 64, 64),
+            r"images are \(batch, channels, height, width\), got \(1, 3, 8, 64, 64\)",
+        ),
+        ((1, 3, 16, 16), "leaves none of 1 units visible"),
+        ((1, 1, 64, 64), "takes 3 channels, got 1"),
+    ],
+)
+def test_what_cannot_be_masked_is_said_in_one_line(shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tiny()(torch.randn(shape))
+
+
+def test_patches_go_back_to_images() -> None:
+    images = torch.randn(2, 3, 8, 12)
+    assert torch.equal(unpatchify(patchify(images, 4), 4, (2, 3)), images)
+
+
+# The visible units alone, and all of them.
+
+
+def test_visible_units_come_out_as_if_the_others_were_not_there() -> None:
+    """Dropped before the embedding, or masked out of attention in the full encoder: the same."""
+    torch.manual_seed(0)
+    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2)).eval()
+    for table in (n for n in encoder.modules() if hasattr(n, "table")):
+        nn.init.normal_(table.table)
+    images = torch.randn(2, 3, 64, 64)
+    ids = torch.stack([torch.randperm(16)[:5] for _ in range(2)])
+    dropped = encoder.forward_visible(images, ids)
+    units = encoder.embed(images)
+    shown = torch.zeros(2, 16, dtype=torch.bool).scatter(1, ids, True)
+    hidden = torch.zeros(2, 1, 1, 16).masked_fill(~shown[:, None, None], -torch.inf)
+    rows = torch.arange(2)[:, None]
+    for stage, mine in zip(encoder.stages[:-1], dropped[:-1], strict=True):
+        units = stage(units)
+        torch.testing.assert_close(units.tokens[rows, ids], mine)
+    main = encoder.stages[-1]
+    x = main.down(units.tokens).flatten(1, 3) + units.pos.flatten(1, -2)
+    for block in main.blocks:
+        attn = block.attn
+        y = Attention.forward(attn, block.norm1(x), attn.bias(4, 4)[None] + hidden)
+        x = x + y
+        x = x + block.mlp(block.norm2(x))
+    torch.testing.assert_close(x[rows, ids], dropped[-1].flatten(1, 3), rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_pixels_change_nothing_but_the_target() -> None:
+    """Whatever the encoder is fed with, in every family: nothing hidden leaks into the painting."""
+    for name, options in FAMILIES.items():
+        model = autoencoder(name, options).eval()
+        noise = torch.rand(2, 16)
+        masking = mask_randomly(noise, 0.75)
+        images = torch.randn(2, 3, 32, 32)
+        hidden = masking.hidden[:, :, None].expand(2, 16, 8 * 8 * 3).bool()
+        hidden = unpatchify(hidden, 8, (4, 4))
+        other = torch.where(hidden, torch.randn_like(images), images)
+        with torch.no_grad():
+            assert torch.equal(model.paint(images, masking), model.paint(other, masking)), name
+            seen = torch.where(hidden, images, torch.randn_like(images))
+            assert not torch.allclose(model.paint(images, masking), model.paint(seen, masking))
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "nest_tiny_cifar": dict(dims=(8, 16), depths=(1, 1), heads=(1, 2), patch_size=4),
+    "hvt_ti_1": dict(dim=16, depth=4, heads=2, patch_size=8),
+    "rest_lite": dict(dims=(8, 16, 32), heads=(1, 1, 2), depths=(1, 1, 1), reductions=(4, 2, 1)),
+    "hivit_tiny": dict(dims=(8, 16, 32), heads=2, depths=(1, 1, 1), unit=8),
+    "regionvit_ti": dict(dims=(8, 16, 32), depths=(1, 1, 1), windows=(4, 4, 2), head_dim=8),
+    "timm/swin_tiny_patch4_window7_224": dict(
+        embed_dim=8, depths=(2, 2), num_heads=(1, 2), window_size=4
+    ),
+}
+
+
+def autoencoder(name: str, options: dict[str, Any], **more: Any) -> MaskedAutoencoder:
+    encoder = ziggurat.create_model(name, img_size=32, num_classes=0, **options)
+    encoder.pretrained_cfg["input_size"] = (3, 32, 32)
+    more = {"feed": "all", "unit": 8, "decoder_depth": 1} | more
+    return MaskedAutoencoder(encoder, decoder_dim=32, decoder_heads=2, **more)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_paints_when_it_is_fed_with_all_units(name: str) -> None:
+    model = autoencoder(name, FAMILIES[name])
+    model(torch.randn(2, 3, 32, 32)).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_simmim_is_one_linear_layer_behind_the_last_stage() -> None:
+    name = "timm/swin_tiny_patch4_window7_224"
+    model = autoencoder(
+        name, FAMILIES[name], stages="last", decoder_depth=0, normalise=False, loss="l1"
+    ).eval()
+    assert [n for n, _ in model.decoder.named_children()] == ["norm_in", "pred"]
+    images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)
+    masking = mask_randomly(noise, 0.75)
+    expected = (model.paint(images, masking) - patchify(images, 8)).abs().mean(-1)
+    torch.testing.assert_close(model(images, noise), expected[masking.hidden.bool()].mean())
+
+
+def test_only_hivit_can_leave_units_out() -> None:
+    with pytest.raises(ValueError, match='only a HiViT of MLP stages can: take feed="all"'):
+        autoencoder("nest_tiny_cifar", FAMILIES["nest_tiny_cifar"], feed="visible")
+    windows = FAMILIES["hivit_tiny"] | dict(dims=(32, 64, 64), shallow="window")
+    with pytest.raises(ValueError, match="only a HiViT of MLP stages can"):
+        autoencoder("hivit_tiny", windows, feed="visible")
+
+
+def test_a_checkpoint_of_pretraining_starts_any_training(tmp_path: Path) -> None:
+    options = dict(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
+    encoder = ziggurat.create_model("hivit_tiny", rpe=False, **options)
+    model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    save_file(model.state_dict(), tmp_path / "mae.safetensors")
+    started = open_model("hivit_tiny", tmp_path / "mae.safetensors", num_classes=3, **options)
+    assert torch.equal(started.stages[0].blocks[0].mlp.fc1.weight,
+                       model.encoder.stages[0].blocks[0].mlp.fc1.weight)  # fmt: skip
+    tables = [p for n, p in started.named_parameters() if n.endswith("bias.table")]
+    assert len(tables) == 2
+    assert not any(table.any() for table in tables)  # pre-training had none
