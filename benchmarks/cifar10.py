@@ -56,12 +56,10 @@ def markdown() -> str:
     lines = ["| model | parameters | multiply-adds | epochs | minutes | top-1 (seeds) |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for row in rows():
-        tops = row["top1"]
-        spread = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
         lines.append(
             f"| [{row['model']}](src/ziggurat/recipes/{row['model']}/cifar10_small.toml) "
             f"| {row['params'] / 1e6:.2f} M | {row['macs'] / 1e6:.0f} M | {row['epochs']:.1f} "
-            f"| {row['minutes']:.1f} | **{statistics.mean(tops):.1f}**{spread} ({len(tops)}) |"
+            f"| {row['minutes']:.1f} | {study.spread(row['top1'])} |"
         )
     return "\n".join(lines)
 

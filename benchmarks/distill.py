@@ -9,7 +9,6 @@ images; those with a teacher take longer for it.
 """
 
 import argparse
-import statistics
 from pathlib import Path
 
 import study
@@ -37,10 +36,8 @@ def markdown() -> str:
     lines = ["| student | epochs | top-1 (seeds) |", "| --- | --- | --- |"]
     for student, runs in study.kept(RESULTS).items():
         tops = [one["measured"]["test"]["top1"] for one in runs]
-        spread = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
         epochs = runs[0]["measured"]["recipe"]["epochs"]
-        top = f"**{statistics.mean(tops):.1f}**{spread} ({len(tops)})"
-        lines.append(f"| NesT, {student} | {epochs:g} | {top} |")
+        lines.append(f"| NesT, {student} | {epochs:g} | {study.spread(tops)} |")
     return "\n".join(lines)
 
 

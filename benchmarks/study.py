@@ -1,6 +1,7 @@
 """What the training studies share: runs that are kept, and tables between marks of the README."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 
 
-def run(words: list[str], out: Path, kept: Path, command: str) -> None:
-    """One training by our command line, unless its result is kept; a stopped one goes on."""
-    if kept.exists():
+def run(words: list[str], out: Path, kept: Path, command: str, needed: bool = False) -> None:
+    """One training by our command line, unless its result is kept; a stopped one goes on.
+
+    ``needed``: what it leaves in its folder, too, so that a result alone is not enough.
+    """
+    if kept.exists() and not (needed and not (out / "results.json").exists()):
         return
     if ziggurat([*words, "--out", str(out)] + ["--resume"] * (out / "checkpoints").exists()):
         raise SystemExit(f"no result: {command}")
@@ -29,6 +33,12 @@ def kept(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for file in sorted(folder.glob("*.json")):
         found.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))
     return found
+
+
+def spread(tops: list[float]) -> str:
+    """Mean, deviation and number of accuracies."""
+    around = f" ± {statistics.stdev(tops):.1f}" if len(tops) > 1 else ""
+    return f"**{statistics.mean(tops):.1f}**{around} ({len(tops)})"
 
 
 def update_readme(mark: str, table: str) -> None:

@@ -194,3 +194,14 @@ def test_bad_files_without_labels_are_found(tmp_path: Path, good: Path) -> None:
     assert "1 images are for training and for testing" in found[1]
     (empty,) = problems(tmp_path / "gone", labelled=False)
     assert "no such file or folder" in empty
+
+
+def test_an_image_too_small_to_pretrain_on_is_found(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    for i, side in enumerate((16, 16, 1, 16)):
+        pixels = np.full((side, side, 3), i, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "set" / f"{i}.png")
+    found = check(tmp_path / "set", progress=False, labelled=False)
+    assert found.train.unreadable + found.test.unreadable == [
+        f"{tmp_path / 'set' / '2.png'}: 1 x 1, smaller than 4"
+    ]

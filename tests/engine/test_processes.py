@@ -15,6 +15,7 @@ from PIL import Image
 from tests.engine import sharded_run
 from tests.engine.small_runs import small, write
 from tests.engine.test_train import losses, same_weights
+from tests.tasks.test_pretrain import masked
 from ziggurat.engine import train
 from ziggurat.engine.evaluate import evaluate
 
@@ -115,3 +116,15 @@ def test_a_killed_run_of_two_processes_resumes_to_the_same_bits(model: str, tmp_
     assert found["processes"] == 2
     noted = (killed / "bad_files.txt").read_text().splitlines()
     assert len({line for line in noted if "broken.png" in line}) == 1
+
+
+def test_pretraining_shares_its_work(tmp_path: Path) -> None:
+    """Every parameter is used, in HiViT and where all units are fed."""
+    for feed in ("visible", "all"):
+        file = tmp_path / f"{feed}.toml"
+        file.write_text(masked(epochs=0.2, feed=feed, eval_epochs=100).dump())
+        two(ZIGGURAT, file, "--out", tmp_path / feed)
+        found = json.loads((tmp_path / feed / train.RESULTS).read_text())["measured"]
+        assert found["processes"] == 2
+        assert found["test"]["images"] == 359
+        assert evaluate(tmp_path / feed)[0]["loss"] == pytest.approx(found["test"]["loss"])

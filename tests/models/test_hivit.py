@@ -233,3 +233,17 @@ def test_merges_decay_with_the_block_before_them_as_in_the_official_fine_tuning(
     assert layers["stages.0.blocks.3.mlp.fc1.weight"] == layers["stages.1.down.norm.weight"] == 4
     assert layers["stages.2.down.reduction.weight"] == 8
     assert layers["stages.2.blocks.19.attn.proj.weight"] == 28
+
+
+def test_smaller_units_for_smaller_images() -> None:
+    options: dict[str, Any] = dict(dims=(8, 16, 32), heads=2, depths=(1, 1, 1), num_classes=0)
+    model = HiViT(img_size=32, unit=8, **options).eval()
+    assert model.strides == (2, 4, 8)
+    maps = model.forward_stages(torch.randn(1, 3, 32, 27)).maps
+    assert [tuple(m.shape[2:]) for m in maps] == [(16, 14), (8, 7), (4, 4)]
+    assert model.patch_embed.proj.weight.shape == (8, 3, 2, 2)
+    mask = torch.zeros(1, 4, 4, dtype=torch.bool)
+    mask[:, 1:] = True
+    assert model.forward_features(torch.randn(1, 3, 32, 32), mask).shape == (1, 4, 32)
+    with pytest.raises(ValueError, match="multiple of 4 pixels, got 6"):
+        HiViT(unit=6, **options)

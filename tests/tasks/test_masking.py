@@ -4,11 +4,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import ziggurat
 from tests.reference import Fixture, Reading, run_catching, slice64
+from ziggurat.engine import train
+from ziggurat.engine.optim import optimizer
+from ziggurat.engine.recipe import load
 from ziggurat.layers.attention import Attention
 from ziggurat.layers.position import sin_cos
 from ziggurat.models.hivit import VARIANTS, HiViT, Units
@@ -120,6 +125,11 @@ def test_the_loss_sees_hidden_units_only() -> None:
     torch.testing.assert_close(model(x, noise), expected[hidden].mean(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_tenth_of_a_hundred_are_ten() -> None:
+    assert mask_randomly(torch.rand(1, 100), 0.9).visible.shape == (1, 10)
+    assert mask_randomly(torch.rand(1, 10), 0.9).visible.shape == (1, 1)
+
+
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.5, 0.99])
 def test_a_ratio_that_hides_nothing_or_everything_is_an_error(ratio: float) -> None:
     with pytest.raises(ValueError, match="mask ratio"):
@@ -178,10 +188,10 @@ def test_it_paints_other_sizes_than_it_was_built_for() -> None:
         ((1, 3, 1, 1), "whole units of 16 x 16 pixels, got 1 x 1"),
         (
             (1, 3, 8, 64, 64),
-            r"images are \(batch, channels, height, width\), got \(1, 3, 8, 64, 64\)",
+            r"images are \(batch, 3, height, width\), got \(1, 3, 8, 64, 64\)",
         ),
         ((1, 3, 16, 16), "leaves none of 1 units visible"),
-        ((1, 1, 64, 64), "takes 3 channels, got 1"),
+        ((1, 1, 64, 64), r"images are \(batch, 3, height, width\), got \(1, 1, 64, 64\)"),
     ],
 )
 def test_what_cannot_be_masked_is_said_in_one_line(shape: tuple[int, ...], words: str) -> None:
@@ -197,27 +207,41 @@ def test_patches_go_back_to_images() -> None:
 # The visible units alone, and all of them.
 
 
-def test_visible_units_come_out_as_if_the_others_were_not_there() -> None:
+@settings(max_examples=12, deadline=None)
+@given(
+    grid=st.tuples(st.integers(1, 5), st.integers(2, 5)),
+    built=st.integers(2, 4),
+    unit=st.sampled_from([4, 8, 16]),
+    rpe=st.booleans(),
+    data=st.data(),
+)
+def test_visible_units_come_out_as_if_the_others_were_not_there(
+    grid: tuple[int, int], built: int, unit: int, rpe: bool, data: st.DataObject
+) -> None:
     """Dropped before the embedding, or masked out of attention in the full encoder: the same."""
-    torch.manual_seed(0)
-    encoder = HiViT(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2)).eval()
+    count = grid[0] * grid[1]
+    keep = data.draw(st.integers(1, count))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    options: dict[str, Any] = dict(dims=(8, 16, 32), heads=2, depths=(1, 1, 2), unit=unit, rpe=rpe)
+    encoder = HiViT(img_size=built * unit, **options).eval()
     for table in (n for n in encoder.modules() if hasattr(n, "table")):
         nn.init.normal_(table.table)
-    images = torch.randn(2, 3, 64, 64)
-    ids = torch.stack([torch.randperm(16)[:5] for _ in range(2)])
+    images = torch.randn(2, 3, grid[0] * unit, grid[1] * unit)
+    ids = torch.stack([torch.randperm(count)[:keep] for _ in range(2)])
     dropped = encoder.forward_visible(images, ids)
     units = encoder.embed(images)
-    shown = torch.zeros(2, 16, dtype=torch.bool).scatter(1, ids, True)
-    hidden = torch.zeros(2, 1, 1, 16).masked_fill(~shown[:, None, None], -torch.inf)
+    shown = torch.zeros(2, count, dtype=torch.bool).scatter(1, ids, True)
+    hidden = torch.zeros(2, 1, 1, count).masked_fill(~shown[:, None, None], -torch.inf)
     rows = torch.arange(2)[:, None]
     for stage, mine in zip(encoder.stages[:-1], dropped[:-1], strict=True):
         units = stage(units)
-        torch.testing.assert_close(units.tokens[rows, ids], mine)
+        torch.testing.assert_close(units.tokens[rows, ids], mine, rtol=1e-5, atol=1e-5)
     main = encoder.stages[-1]
     x = main.down(units.tokens).flatten(1, 3) + units.pos.flatten(1, -2)
     for block in main.blocks:
         attn = block.attn
-        y = Attention.forward(attn, block.norm1(x), attn.bias(4, 4)[None] + hidden)
+        bias = hidden if attn.bias is None else attn.bias(*grid)[None] + hidden
+        y = Attention.forward(attn, block.norm1(x), bias)
         x = x + y
         x = x + block.mlp(block.norm2(x))
     torch.testing.assert_close(x[rows, ids], dropped[-1].flatten(1, 3), rtol=1e-5, atol=1e-5)
@@ -225,8 +249,9 @@ def test_visible_units_come_out_as_if_the_others_were_not_there() -> None:
 
 def test_hidden_pixels_change_nothing_but_the_target() -> None:
     """Whatever the encoder is fed with, in every family: nothing hidden leaks into the painting."""
-    for name, options in FAMILIES.items():
-        model = autoencoder(name, options).eval()
+    cases = [(name, "all") for name in FAMILIES] + [("hivit_tiny", "visible")]
+    for name, feed in cases:
+        model = autoencoder(name, FAMILIES[name], feed=feed).eval()
         noise = torch.rand(2, 16)
         masking = mask_randomly(noise, 0.75)
         images = torch.randn(2, 3, 32, 32)
@@ -248,6 +273,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "timm/swin_tiny_patch4_window7_224": dict(
         embed_dim=8, depths=(2, 2), num_heads=(1, 2), window_size=4
     ),
+    "timm/vit_tiny_patch16_224": dict(patch_size=8, embed_dim=16, depth=2, num_heads=2),
 }
 
 
@@ -263,6 +289,38 @@ def test_every_family_paints_when_it_is_fed_with_all_units(name: str) -> None:
     model = autoencoder(name, FAMILIES[name])
     model(torch.randn(2, 3, 32, 32)).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    recipe = load("hivit/mae")
+    assert optimizer(model, recipe).param_groups
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("nest_tiny_cifar", dict(unit=16, stages="last", decoder_depth=0), None),
+        ("nest_tiny_cifar", dict(unit=4, stages="last", decoder_depth=0), "take unit=8"),
+        ("rest_lite", dict(unit=2), None),
+        ("nest_tiny_cifar", dict(unit=32), "leaves none of 1 units"),
+    ],
+)
+def test_units_and_tokens_have_to_go_into_each_other(
+    name: str, more: dict[str, Any], words: str | None
+) -> None:
+    if words is None:
+        assert autoencoder(name, FAMILIES[name], **more)(torch.randn(1, 3, 32, 32)).isfinite()
+    else:
+        with pytest.raises(ValueError, match=words):
+            autoencoder(name, FAMILIES[name], **more)
+
+
+def test_units_that_cut_tokens_are_refused() -> None:
+    encoder = ziggurat.create_model("nest_tiny", img_size=84, num_classes=0)
+    with pytest.raises(ValueError, match="strides of 4, 8, 16 pixels, got units of 12"):
+        MaskedAutoencoder(encoder, feed="all", unit=12)
+
+
+def test_a_model_that_shows_no_stages_is_refused() -> None:
+    with pytest.raises(ValueError, match="gives no maps of its stages"):
+        MaskedAutoencoder(nn.Linear(2, 2), feed="all")
 
 
 def test_simmim_is_one_linear_layer_behind_the_last_stage() -> None:
@@ -285,8 +343,38 @@ def test_only_hivit_can_leave_units_out() -> None:
         autoencoder("hivit_tiny", windows, feed="visible")
 
 
+def test_the_official_checkpoint_starts_a_classifier_and_further_pretraining(
+    tmp_path: Path,
+) -> None:
+    reference = Fixture("hivit_base_mae")
+    file = tmp_path / "mae_hivit_base.pth"
+    torch.save({"model": reference.state}, file)
+    started = open_model("hivit_base", file, num_classes=7)
+    assert torch.equal(started.patch_embed.norm.weight, reference.state["patch_embed.norm.weight"])
+    assert not any(p.any() for n, p in started.named_parameters() if n.endswith("bias.table"))
+    assert started.head.weight.shape == (7, 512)
+    changes = {"data": "digits", "init": str(file)}
+    task: Any = train.build(load("hivit/mae", "hivit_base", changes))
+    noise = torch.from_numpy(reference.outputs["noise"])
+    with torch.no_grad():
+        loss = task.model.eval()(reference.images, noise)
+    np.testing.assert_allclose(loss.item(), reference.outputs["loss"], rtol=0, atol=1e-5)
+
+
+def test_a_meta_model_takes_a_checkpoint_without_relative_biases() -> None:
+    options: dict[str, Any] = dict(
+        img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2), num_classes=3
+    )
+    state = HiViT(rpe=False, **options).state_dict()
+    with torch.device("meta"):
+        model = HiViT(**options)
+    load_checkpoint(model, state)
+    assert not any(p.is_meta for p in model.parameters())
+    assert not model.stages[-1].blocks[0].attn.bias.table.any()
+
+
 def test_a_checkpoint_of_pretraining_starts_any_training(tmp_path: Path) -> None:
-    options = dict(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
+    options: dict[str, Any] = dict(img_size=64, dims=(8, 16, 32), heads=2, depths=(1, 1, 2))
     encoder = ziggurat.create_model("hivit_tiny", rpe=False, **options)
     model = MaskedAutoencoder(encoder, decoder_dim=32, decoder_depth=1, decoder_heads=2)
     save_file(model.state_dict(), tmp_path / "mae.safetensors")

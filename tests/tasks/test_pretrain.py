@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ziggurat
 from tests.engine.test_train import child, same_weights
@@ -16,6 +16,7 @@ from ziggurat.engine import recipe, train
 from ziggurat.engine.evaluate import evaluate
 from ziggurat.engine.recipe import Recipe, RecipeError
 from ziggurat.engine.results import history
+from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks.augment import collate
 from ziggurat.tasks.pretrain import Pretrain
 
@@ -87,8 +88,8 @@ def test_the_variance_explained_is_that_of_hidden_pixels() -> None:
     images = task.normalised(batch.images)
     with torch.no_grad():
         task.measure(task.model, batch)
-        painting = task.model.painting(images, task.noise(batch.at))
-        loss = task.model(images, task.noise(batch.at))
+        painting = task.model.painting(images, task.noise(batch.at, batch.images))
+        loss = task.model(images, task.noise(batch.at, batch.images))
     found = task.measured()
     hidden = painting.hidden.bool()
     error = (painting.painted - painting.target)[hidden].square().sum()
@@ -100,8 +101,9 @@ def test_the_variance_explained_is_that_of_hidden_pixels() -> None:
 
 def test_an_images_mask_does_not_depend_on_its_batch() -> None:
     task = task_of()
-    alone = torch.cat([task.noise(torch.tensor([i])) for i in (7, 3)])
-    assert torch.equal(task.noise(torch.tensor([7, 3])), alone)
+    images = torch.zeros(2, 3, 16, 16)
+    alone = torch.cat([task.noise(torch.tensor([i]), images[:1]) for i in (7, 3)])
+    assert torch.equal(task.noise(torch.tensor([7, 3]), images), alone)
 
 
 def test_what_is_shown_is_the_image_and_what_is_pasted_keeps_what_was_seen() -> None:
@@ -147,6 +149,46 @@ def test_training_starts_from_the_encoder(run: Path, tmp_path: Path, start: str)
     assert len(same) == len(learned)
 
 
+def test_pretraining_goes_on_from_pretraining(run: Path, tmp_path: Path) -> None:
+    """With the positions and the decoder it has learned."""
+    task = task_of(init=str(run))
+    learned = load_file(run / "model.safetensors")
+    assert torch.equal(task.model.encoder.pos.table, learned["pos.table"])
+    decoder = load_file(run / "decoder.safetensors")
+    own = task.model.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in decoder.items())
+    fresh = task_of(init=str(run / "model.safetensors"))
+    assert torch.equal(fresh.model.encoder.pos.table, learned["pos.table"])
+    assert not torch.equal(fresh.model.decoder.pred.weight, decoder["decoder.pred.weight"])
+    save_file(own, tmp_path / "whole.safetensors")
+    whole = task_of(init=str(tmp_path / "whole.safetensors"))
+    assert torch.equal(whole.model.decoder.pred.weight, decoder["decoder.pred.weight"])
+    with pytest.raises(CheckpointError, match="is another decoder"):
+        task_of(init=str(run), decoder_dim=32)
+
+
+SWIN = {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+OTHERS: dict[str, dict[str, Any]] = {
+    "averaged, bfloat16": {"ema": 0.9, "precision": "bf16"},
+    "not square": {"img_size": [16, 24]},
+    "all units": {"feed": "all", "mask_ratio": 0.5},
+    "timm": {"model": "timm/swin_tiny_patch4_window7_224", "model_args": SWIN, "img_size": 32,
+             "unit": 8, "stages": "last", "decoder_depth": 0, "pixel_loss": "l1",
+             "normalise": False},
+    "resnet": {"model": "timm/resnet18", "model_args": {"channels": [8, 8, 8, 8]},
+               "img_size": 32, "unit": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_saved_measures_the_same(name: str, tmp_path: Path) -> None:
+    done = train.train(masked(**{"epochs": 0.2} | OTHERS[name]), tmp_path / "run")
+    assert evaluate(done.folder)[0] == done.metrics
+    best = json.loads((done.folder / "results.json").read_text())["measured"]["best"]
+    assert evaluate(done.folder / "best")[0] == best["test"]
+    assert (done.folder / "paintings.png").is_file()
+
+
 def test_other_families_are_pretrained_by_the_same_command(tmp_path: Path) -> None:
     options = {"dims": [16, 32], "depths": [1, 1], "heads": [1, 2], "patch_size": 2}
     changes = {"model": "nest_tiny_cifar", "model_args": options, "unit": 4, "epochs": 0.1}
@@ -175,8 +217,8 @@ def test_a_mistake_in_a_recipe_is_one_line(changes: dict[str, Any], words: str) 
         ({"img_size": 18}, "whole units of 4 x 4 pixels, got 18 x 18: take a multiple of 4"),
         ({"img_size": 1}, "whole units of 4 x 4 pixels, got 1 x 1"),
         ({"img_size": 4}, "leaves none of 1 units visible"),
-        ({"unit": 8}, "leaves out its own units of 4 pixels a side, got unit=8"),
-        ({"decoder_dim": 18}, "decoder_dim is a multiple of 4"),
+        ({"unit": 8}, "leaves out its own units of 4 pixels a side, got unit=8: take unit=4"),
+        ({"decoder_dim": 18}, r"decoder_dim is a multiple of 4 and of decoder_heads \(2\), got 18"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(changes: dict[str, Any], words: str) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ziggurat.data.images import (
+    LEAST,
     BadImage,
     Encoded,
     Images,
@@ -25,6 +26,7 @@ from ziggurat.data.images import (
     listed,
     mistakes,
     opened,
+    too_small,
 )
 
 AT_A_TIME = 512  # images in the hands of the threads
@@ -109,8 +111,9 @@ def check(
         chosen = [spread(len(images), limit) for images in (data.train, data.test)]
         bar = bars.add_task("reading images", total=sum(map(len, chosen)))
         step = functools.partial(bars.advance, bar)
-        report.train, train = examined(data.train, chosen[0], step)
-        report.test, test = examined(data.test, chosen[1], step)
+        least = 1 if labelled else LEAST
+        report.train, train = examined(data.train, chosen[0], step, least)
+        report.test, test = examined(data.test, chosen[1], step, least)
     report.duplicates = [
         (data.train.name(int(a)), data.test.name(int(b))) for a, b in in_both(train, test)
     ]
@@ -149,7 +152,7 @@ class Look(NamedTuple):
 
 
 def examined(
-    images: Images, chosen: list[int], advance: Callable[[], None]
+    images: Images, chosen: list[int], advance: Callable[[], None], least: int
 ) -> tuple[Split, np.ndarray]:
     """What the chosen images of a split are like; place and digest of those that can be read."""
     inside = images.labels[(images.labels >= 0) & (images.labels < len(images.classes))]
@@ -168,6 +171,9 @@ def examined(
         advance()
         if isinstance(seen, str):
             split.unreadable.append(seen)
+            continue
+        if min(seen.size) < least:
+            split.unreadable.append(too_small(images.name(at), seen.size, least))
             continue
         sizes[seen.size] += 1
         modes[seen.mode] += 1

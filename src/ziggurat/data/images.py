@@ -22,6 +22,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+LEAST = 4  # pixels a side of an image that can be pre-trained on
 MAX_PIXELS = 178_956_970  # where PIL sees an attack on the memory, too
 # Not all that PIL knows: EPS would start Ghostscript, TGA takes some texts for pictures.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM", "JPEG2000", "AVIF")
@@ -85,6 +86,11 @@ def decoded(file: str | Path | bytes | BinaryIO, name: str) -> Image.Image:
         with suppress(Exception):  # EXIF that is damaged says nothing
             ImageOps.exif_transpose(image, in_place=True)
     return image
+
+
+def too_small(name: str, size: tuple[int, int], least: int) -> str:
+    """What to say of an image with fewer pixels a side than there must be."""
+    return f"{name}: {size[0]} x {size[1]}, smaller than {least}"
 
 
 def streamed(file: str | Path | bytes | BinaryIO) -> AbstractContextManager[BinaryIO]:

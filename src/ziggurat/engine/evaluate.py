@@ -90,5 +90,7 @@ def test_batch(recipe: Recipe, processes: int) -> int:
 def recipe_of(source: str | Path) -> Recipe | None:
     """The recipe of the run that a folder belongs to: beside the model, or above its best."""
     folder = Path(source)
-    file = (folder.parent if folder.name == "best" else folder) / RECIPE
+    file = folder / RECIPE
+    if folder.name == "best" and not file.is_file():
+        file = folder.parent / RECIPE
     return parse(read(file)[1], str(file)) if file.is_file() else None

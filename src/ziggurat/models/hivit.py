@@ -26,7 +26,6 @@ from ziggurat.layers.position import GridPosition, RelativeBias
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights
 
 EPS = 1e-6
-BIAS = ".attn.bias.table"
 WINDOW_HEAD_DIM = 32  # Swin's
 
 
@@ -38,7 +37,7 @@ class Units(NamedTuple):
     grid: tuple[int, int]  # units down and across, the last ones perhaps padded
     ids: Tensor | None  # (B, visible) which units these are; None for all, in order
     pos: Tensor | None  # absolute positions: (1, rows, cols, C), or (B, visible, C)
-    side: int = 16  # pixels a side of a unit
+    side: int  # pixels a side of a unit
 
     def map(self) -> Tensor:
         """(B, H, W, C): the image's tokens, neighbours side by side, without padding."""
@@ -68,9 +67,9 @@ class PatchEmbed(nn.Module):
         rows, cols = H // (cells * patch), W // (cells * patch)
         x = images.reshape(B, channels, rows, cells, patch, cols, cells, patch)
         x = x.permute(0, 2, 5, 3, 6, 1, 4, 7)  # unit row, unit column, cell row, cell column
-        x = x.reshape(B, rows * cols, cells, cells, -1)
         if ids is not None:
-            x = x[torch.arange(B, device=x.device)[:, None], ids]
+            x = x[torch.arange(B, device=x.device)[:, None], ids // cols, ids % cols]
+        x = x.reshape(B, -1, cells, cells, channels * patch * patch)
         return self.norm(nn.functional.linear(x, self.proj.weight.flatten(1), self.proj.bias))
 
 
@@ -360,8 +359,15 @@ class HiViT(Backbone):
         """
         if any(name.startswith("blocks.") for name in state):
             state = self.from_official(state)
-        tables = {n: torch.zeros_like(p) for n, p in self.named_parameters() if n.endswith(BIAS)}
-        return state if state.keys() & tables.keys() else tables | state
+        tables = {
+            f"{name}.table": module.table.shape
+            for name, module in self.named_modules()
+            if isinstance(module, RelativeBias)
+        }
+        if state.keys() & tables.keys():
+            return state
+        some = next(iter(state.values()))
+        return {name: some.new_zeros(shape) for name, shape in tables.items()} | state
 
     def from_official(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The official flat list of blocks and merges, taken apart."""

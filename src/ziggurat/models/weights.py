@@ -101,7 +101,7 @@ def load_checkpoint(
     that is missing, unexpected or of another shape is a ``CheckpointError``, which has the
     complete lists, unless a pattern in ``ignore`` names it. A HiViT from masked pre-training:
 
-        ignore = ("decoder.*", "head.*", "norm.*", "*.bias.table")
+        ignore = ("decoder.*", "head.*", "norm.*")
         load_checkpoint(model, "mae_hivit_base.pth", ignore=ignore)
 
     A model on the meta device comes to the device of the checkpoint.

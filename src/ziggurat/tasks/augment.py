@@ -24,7 +24,7 @@ from torchvision.transforms import (
     Resize,
 )
 
-from ziggurat.data.images import BadImage, Data, Images
+from ziggurat.data.images import BadImage, Data, Images, too_small
 from ziggurat.models.backbone import pair
 from ziggurat.models.pretrained import open_model
 from ziggurat.tasks.task import Settings, Wanted
@@ -123,8 +123,7 @@ class Reader:
             try:
                 image = self.images.image(at)
                 if min(image.size) < self.least:
-                    size = f"{image.width} x {image.height}"
-                    raise BadImage(f"{self.images.name(at)}: {size}, smaller than {self.least}")
+                    raise BadImage(too_small(self.images.name(at), image.size, self.least))
                 return Sample(self.transform(image), self.images.label(at), at, tuple(bad))
             except BadImage as error:
                 bad.append(str(error))
@@ -222,7 +221,9 @@ def open_for(
     model = open_wishing(wanted, options, wishes)
     config = model.pretrained_cfg
     learned = Normal(config["mean"], config["std"]) if wanted.init else None
-    height, width = pair(settings.img_size or config["input_size"][1:])
+    height, width = pair(
+        settings.img_size or wanted.options.get("img_size") or config["input_size"][1:]
+    )
     config.update(
         input_size=(3, height, width),
         mean=settings.mean or (learned or data).mean or IMAGENET_DEFAULT_MEAN,

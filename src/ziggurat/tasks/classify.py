@@ -44,6 +44,7 @@ class ClassifySettings(ImageSettings):
     mix_prob: float = Field(1.0, ge=0, le=1)
     mix_switch: float = Field(0.5, ge=0, le=1)  # how often cutmix, where there are both
     label_smoothing: float = Field(0.1, ge=0, lt=1)
+    head_std: float | None = Field(None, ge=0)  # the classifier starts afresh, with this deviation
     freeze: bool = False  # train the classifier alone, behind a BatchNorm (MAE's linear probe)
 
 
@@ -96,6 +97,10 @@ class Classify(Task):
     def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
         """Around a model that knows the data's size, mean, deviation and classes."""
         model = open_for(wanted, settings, data, data.classes)
+        if settings.head_std is not None:
+            head = classifier_of(model)
+            nn.init.trunc_normal_(head.weight, std=settings.head_std)
+            nn.init.zeros_(head.bias)
         return cls(model, settings, data)
 
     @classmethod
@@ -275,7 +280,7 @@ def classifier_of(model: Any) -> nn.Linear:
     head = model.get_classifier()
     if not isinstance(head, nn.Linear):
         raise ValueError(
-            f"a probe trains one linear layer, and this model ends in {type(head).__name__}: "
+            f"freeze and head_std ask for one linear layer, this ends in {type(head).__name__}: "
             "take a model with a linear classifier"
         )
     return head

@@ -41,7 +41,7 @@ def shown(units: int, ratio: float) -> int:
     """How many of an image's units stay visible."""
     if not 0 < ratio < 1:
         raise ValueError(f"a mask ratio lies between 0 and 1 and is neither, got {ratio}")
-    keep = int(units * (1 - ratio))
+    keep = int(units * (1 - ratio) + 1e-6)  # a tenth of 100 are 10, whatever 1 - 0.9 is
     if keep < 1 or keep == units:
         raise ValueError(
             f"a mask ratio of {ratio} leaves {'none' if keep < 1 else 'all'} of {units} units "
@@ -128,18 +128,19 @@ class MaskedAutoencoder(nn.Module):
     """A model sees part of an image's units and paints the rest.
 
     ``feed="visible"``: a HiViT gets the visible units alone (MAE). ``feed="all"``: any model gets
-    the whole image, each hidden unit's pixels replaced by one learned unit. Behind a patch
-    embedding without overlap that is SimMIM's mask token; overlapping stems would carry hidden
-    pixels past a token that is put in later.
+    the whole image, each hidden unit's pixels replaced by one learned unit. Departs: SimMIM puts a
+    learned token behind the embedding, where overlapping stems have already carried hidden pixels
+    past it.
 
     The decoder gets a unit's tokens of every stage side by side (the code's ``hifeat``; the paper
     is silent), or of the last stage alone. Its positions are fixed; HiViT's start the same way and
     are learned.
 
-    ``encoder`` is copied and stays as it was: the copy has no head and no final norm, and its
-    positions always start as sines and cosines. What it learned goes back by name:
+    ``encoder`` is copied and stays as it was; the copy has no head and no final norm. Where it is
+    ``fresh``, a HiViT starts as in MAE, its positions as sines and cosines. What was learned goes
+    back by name:
 
-        ignore = ("decoder.*", "head.*", "norm.*")
+        ignore = ("decoder.*", "fill", "head.*", "norm.*")
         load_checkpoint(encoder, autoencoder.state_dict(), ignore=ignore)
     """
 
@@ -155,8 +156,11 @@ class MaskedAutoencoder(nn.Module):
         stages: Literal["all", "last"] = "all",
         normalise: bool = True,
         loss: Literal["mse", "l1"] = "mse",
+        fresh: bool = True,
     ) -> None:
         super().__init__()
+        if not hasattr(encoder, "forward_intermediates"):
+            raise ValueError(f"{called(encoder)} gives no maps of its stages: take another model")
         own: int = getattr(encoder, "unit", UNIT)
         self.unit = own if unit is None else unit
         if feed == "visible" and not can_drop(encoder):
@@ -167,11 +171,11 @@ class MaskedAutoencoder(nn.Module):
         if feed == "visible" and self.unit != encoder.unit:
             raise ValueError(
                 f"{called(encoder)} leaves out its own units of {encoder.unit} pixels a side, got "
-                f'unit={self.unit}: leave it away, or take feed="all"'
+                f'unit={self.unit}: take unit={encoder.unit}, or feed="all"'
             )
-        if decoder_depth and decoder_dim % (4 * decoder_heads):
+        if decoder_depth and (decoder_dim % 4 or decoder_dim % decoder_heads):
             raise ValueError(
-                f"decoder_dim is a multiple of 4 and of decoder_heads ({decoder_heads}) times 4, "
+                f"decoder_dim is a multiple of 4 and of decoder_heads ({decoder_heads}), "
                 f"got {decoder_dim}"
             )
         if feed == "visible" and not decoder_depth:
@@ -182,21 +186,35 @@ class MaskedAutoencoder(nn.Module):
         encoder.prune_intermediate_layers(None, prune_norm=True, prune_head=True)
         self.checked(*side_of(encoder))
         shown(self.grid[0] * self.grid[1], mask_ratio)
-        taken = encoder.feature_info[-1:] if stages == "last" else encoder.feature_info
-        self.cells = [max(1, self.unit // info["reduction"]) for info in taken]
+        taken = list(encoder.feature_info)[-1:] if stages == "last" else list(encoder.feature_info)
+        strides = [info["reduction"] for info in taken]
+        if any(self.unit % stride and stride % self.unit for stride in strides):
+            raise ValueError(
+                f"a unit is whole tokens, or a token whole units: {called(encoder)} has strides of "
+                f"{', '.join(map(str, strides))} pixels, got units of {self.unit}"
+            )
+        if not decoder_depth and min(strides) > self.unit:
+            raise ValueError(
+                f"one linear layer paints a whole token of {min(strides)} pixels a side, got units "
+                f"of {self.unit}: take unit={min(strides)}"
+            )
+        self.cells = [max(1, self.unit // stride) for stride in strides]
         width = sum(n * n * info["num_chs"] for n, info in zip(self.cells, taken, strict=True))
-        channels = getattr(encoder, "in_chans", 3)
-        pixels = self.unit * self.unit * channels
+        self.channels: int = getattr(encoder, "in_chans", 3)
+        pixels = self.unit * self.unit * self.channels
         self.decoder = Decoder(
             width, self.grid, pixels, decoder_dim, decoder_depth, decoder_heads, feed == "visible"
         )
         self.fill: nn.Parameter | None = None
         if feed == "all":
-            self.fill = nn.Parameter(torch.zeros(channels, self.unit, self.unit))
+            self.fill = nn.Parameter(torch.zeros(self.channels, self.unit, self.unit))
             nn.init.normal_(self.fill, std=0.02)
-        if isinstance(encoder, HiViT) and encoder.pos is not None:
-            with torch.no_grad():
-                encoder.pos.table.copy_(sin_cos(*encoder.pos.table.shape[1:]))
+        if fresh and isinstance(encoder, HiViT):
+            encoder.apply(init_weights)
+            nn.init.xavier_uniform_(encoder.patch_embed.proj.weight.flatten(1))
+            if encoder.pos is not None:
+                with torch.no_grad():
+                    encoder.pos.table.copy_(sin_cos(*encoder.pos.table.shape[1:]))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -219,7 +237,7 @@ class MaskedAutoencoder(nn.Module):
             tokens = self.encoder.forward_visible(images, masking.visible)
             tokens = tokens[-1:] if self.stages == "last" else tokens
             return torch.cat([t.flatten(2) for t in tokens], dim=2)
-        grid = self.checked(images.shape[2], images.shape[3])
+        grid = images.shape[2] // self.unit, images.shape[3] // self.unit
         hidden = masking.hidden.unflatten(1, grid)[:, None].to(images.dtype)
         hidden = F.interpolate(hidden, scale_factor=self.unit)
         images = torch.lerp(images, self.fill.repeat(1, *grid).to(images.dtype), hidden)
@@ -229,7 +247,7 @@ class MaskedAutoencoder(nn.Module):
         parts = []
         for cells, x in zip(self.cells, found, strict=True):
             if x.shape[2:] != (size := (grid[0] * cells, grid[1] * cells)):
-                x = F.interpolate(x, size)  # a stage coarser than units, or odd sizes
+                x = F.interpolate(x, size)  # a stage coarser than units
             parts.append(patchify(x, cells))
         return torch.cat(parts, dim=2)
 
@@ -240,9 +258,9 @@ class MaskedAutoencoder(nn.Module):
 
     def painting(self, images: Tensor, noise: Tensor | None = None) -> Painting:
         """What is to be painted, and what is."""
-        if images.ndim != 4:
+        if images.ndim != 4 or images.shape[1] != self.channels:
             raise ValueError(
-                f"images are (batch, channels, height, width), got {tuple(images.shape)}"
+                f"images are (batch, {self.channels}, height, width), got {tuple(images.shape)}"
             )
         rows, cols = self.checked(images.shape[2], images.shape[3])
         if noise is None:
@@ -259,15 +277,21 @@ class MaskedAutoencoder(nn.Module):
     def forward(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean error on hidden units; each unit's pixels are normalised by default."""
         found = self.painting(images, noise)
-        difference = found.painted.float() - found.target
-        loss = (difference.square() if self.kind == "mse" else difference.abs()).mean(-1)
+        loss = self.error(found)
         hidden = found.hidden.to(loss.dtype)
         return (loss * hidden).sum() / hidden.sum()
+
+    def error(self, found: Painting) -> Tensor:
+        """(B, units): the mean error of each unit's pixels."""
+        difference = found.painted.to(found.target.dtype) - found.target
+        return (difference.square() if self.kind == "mse" else difference.abs()).mean(-1)
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
         """The learned unit, and what the encoder says; HiViT's positions decay, as in its code."""
-        theirs = () if isinstance(self.encoder, HiViT) else self.encoder.no_weight_decay()
+        if isinstance(self.encoder, HiViT):
+            return {"fill"}
+        theirs = getattr(self.encoder, "no_weight_decay", set)()
         return {"fill", *(f"encoder.{name}" for name in theirs)}
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -308,4 +332,5 @@ def init_weights(module: nn.Module) -> None:
     """MAE's: Xavier for linear layers, biases 0."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

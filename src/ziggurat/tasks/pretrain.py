@@ -4,6 +4,7 @@ A finished run is a folder that ``finetune --init`` and ``probe --init`` start f
 any other saved model, the decoder in a file beside it.
 """
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,9 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ziggurat.data.images import Data, open_images
+from ziggurat.data.images import LEAST, Data, open_images
 from ziggurat.models.pretrained import from_pretrained, save_pretrained
-from ziggurat.models.weights import CheckpointError
+from ziggurat.models.weights import CheckpointError, flat, load_checkpoint, read
 from ziggurat.tasks import drawing
 from ziggurat.tasks.augment import (
     Batch,
@@ -36,7 +37,6 @@ DECODER = "decoder.safetensors"  # beside the encoder
 SHOWN = 6  # images that are painted for people
 HEADS = ("original", "what it sees", "what it paints", "both together")
 GREY = 128  # of what is hidden
-LEAST = 8  # pixels a side of an image that there is something to learn from
 
 
 class PretrainSettings(ImageSettings):
@@ -50,7 +50,7 @@ class PretrainSettings(ImageSettings):
     unit: int | None = Field(None, ge=1)  # pixels a side; None: the model's own, else 16
     feed: Literal["visible", "all"] | None = None  # None: visible where the model can
     stages: Literal["all", "last"] = "all"  # whose features the decoder gets
-    normalise: bool = False  # each unit's pixels, before they are compared
+    normalise: bool  # each unit's pixels, before they are compared
     pixel_loss: Literal["mse", "l1"] = "mse"
     decoder_dim: int = Field(512, ge=4)
     decoder_depth: int = Field(ge=0)  # 0: one linear layer (SimMIM)
@@ -68,7 +68,9 @@ class Pretrain(Task):
     std: Tensor
     sums: list[float]  # images, their losses, squared errors, squares of what was to be painted
 
-    def __init__(self, encoder: Any, settings: PretrainSettings, data: Data) -> None:
+    def __init__(
+        self, encoder: Any, settings: PretrainSettings, data: Data, fresh: bool = False
+    ) -> None:
         super().__init__()
         self.settings = settings
         self.data = data
@@ -85,6 +87,7 @@ class Pretrain(Task):
             settings.stages,
             settings.normalise,
             settings.pixel_loss,
+            fresh,
         )
         self.config: Mapping[str, Any] = encoder.pretrained_cfg
         self.size: tuple[int, int] = tuple(self.config["input_size"][1:])
@@ -100,21 +103,37 @@ class Pretrain(Task):
 
     @classmethod
     def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
-        """Around an encoder that knows the data's size, mean and deviation."""
-        return cls(open_for(wanted, settings, data), settings, data)
+        """Around an encoder that knows the data's size, mean and deviation.
+
+        What goes on from pre-training goes on with its decoder, too.
+        """
+        task = cls(open_for(wanted, settings, data), settings, data, fresh=wanted.init is None)
+        if wanted.init and (Path(wanted.init) / DECODER).is_file():
+            task.load_decoder(wanted.init)
+        elif wanted.init and has_decoder(wanted.init):
+            load_checkpoint(task.model, wanted.init)
+        return task
 
     @classmethod
     def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
         """Encoder and decoder of a run."""
-        encoder = from_pretrained(source)
-        task = cls(encoder, settings, data)
+        task = cls(from_pretrained(source), settings, data)
+        task.load_decoder(source)
+        return task
+
+    def load_decoder(self, source: str | Path) -> None:
+        """What a run has beside its encoder."""
         file = Path(source) / DECODER
         if not file.is_file():
-            raise CheckpointError(f"{source} has no {DECODER}: nothing to paint with")
-        own = task.model.encoder.state_dict()
-        learned = {f"encoder.{n}": v for n, v in encoder.state_dict().items() if n in own}
-        task.model.load_state_dict(learned | load_file(file))
-        return task
+            raise CheckpointError(f"{source} has no {DECODER}: there is nothing to paint with")
+        own = {n: v for n, v in self.model.state_dict().items() if not n.startswith("encoder.")}
+        found = load_file(file)
+        if own.keys() != found.keys() or any(own[n].shape != found[n].shape for n in own):
+            raise CheckpointError(
+                f"{file} is another decoder: pre-train on with the settings of {source}, or give "
+                "its model.safetensors alone, to begin with a new decoder"
+            )
+        self.model.load_state_dict(found, strict=False)
 
     # Data.
 
@@ -140,21 +159,20 @@ class Pretrain(Task):
         """The loss on what is hidden."""
         return {"loss": self.model(self.normalised(batch.images))}
 
-    def noise(self, at: Tensor) -> Tensor:
+    def noise(self, at: Tensor, images: Tensor) -> Tensor:
         """An image's own, whatever the batch: its mask is the same at every evaluation."""
-        units = self.model.grid[0] * self.model.grid[1]
+        units = math.prod(self.model.checked(images.shape[2], images.shape[3]))
         rows = [torch.rand(units, generator=torch.Generator().manual_seed(i)) for i in at.tolist()]
-        return torch.stack(rows).to(at.device)
+        return torch.stack(rows).to(images.device)
 
     def measure(self, model: nn.Module, batch: Batch) -> None:
         """Count one batch."""
         if not len(batch.at):
             return
         assert isinstance(model, MaskedAutoencoder)
-        found = model.painting(self.normalised(batch.images), self.noise(batch.at))
+        found = model.painting(self.normalised(batch.images), self.noise(batch.at, batch.images))
         error, hidden = found.painted.float() - found.target, found.hidden.double()
-        per_unit = (error.square() if model.kind == "mse" else error.abs()).mean(-1)
-        each = (per_unit.double() * hidden).sum(1) / hidden.sum(1)
+        each = (model.error(found).double() * hidden).sum(1) / hidden.sum(1)
         around = found.target - found.target.mean(-1, keepdim=True)
         parts = (
             float(len(each)),
@@ -179,7 +197,8 @@ class Pretrain(Task):
         """The encoder as any saved model, and the decoder."""
         assert isinstance(model, MaskedAutoencoder)
         encoder = self.encoder[0]
-        encoder.load_state_dict(model.encoder.state_dict(), strict=False)
+        left = encoder.load_state_dict(model.encoder.state_dict(), strict=False)
+        assert not left.unexpected_keys, left  # missing is only what pruning left out
         decoder = {
             name: value.detach().cpu().contiguous()
             for name, value in model.state_dict().items()
@@ -194,8 +213,8 @@ class Pretrain(Task):
     def snapshot(self, path: Path, model: nn.Module) -> None:
         """A few test images: as they are, what is seen of them, what is painted, both together."""
         count = len(self.data.test)
-        samples = self.test_samples()
-        chosen = [samples.make(i * count // SHOWN) for i in range(min(SHOWN, count))]
+        samples, shown = self.test_samples(), min(SHOWN, count)
+        chosen = [samples.make(i * count // shown) for i in range(shown)]
         batch = collate(chosen)
         if len(batch.at):
             assert isinstance(model, MaskedAutoencoder)
@@ -209,7 +228,7 @@ class Pretrain(Task):
         """Original, masked, painted, pasted, for each image."""
         was_training = model.training
         model.eval()
-        found = model.painting(self.normalised(images), self.noise(at).to(images.device))
+        found = model.painting(self.normalised(images), self.noise(at, images))
         model.train(was_training)
         grid = model.checked(images.shape[2], images.shape[3])
 
@@ -236,3 +255,8 @@ class Pretrain(Task):
         if self.last is None:
             return []
         return [Path(shutil.copyfile(self.last, folder / "paintings.png"))]
+
+
+def has_decoder(init: str) -> bool:
+    """Whether it is a checkpoint of pre-training, not of a classifier."""
+    return Path(init).is_file() and any("decoder" in name for name in flat(read(init)))
