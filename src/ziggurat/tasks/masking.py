@@ -291,7 +291,7 @@ class MaskedAutoencoder(nn.Module):
         """The learned unit, and what the encoder says; HiViT's positions decay, as in its code."""
         if isinstance(self.encoder, HiViT):
             return {"fill"}
-        theirs = getattr(self.encoder, "no_weight_decay", set)()
+        theirs: set[str] = getattr(self.encoder, "no_weight_decay", set)()
         return {"fill", *(f"encoder.{name}" for name in theirs)}
 
     def convert(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
