@@ -2,14 +2,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import loop  # noqa: E402  (scripts, not a package)
+import cifar10  # noqa: E402  (scripts, not a package)
+import distill  # noqa: E402
+import loop  # noqa: E402
 import peers  # noqa: E402
+import pretrain  # noqa: E402
+import study  # noqa: E402
 
 
 def test_the_readme_shows_the_results_file() -> None:
@@ -55,3 +60,39 @@ def test_digits_are_learned() -> None:
     assert found["measured"]["test"]["top1"] >= 98
     assert found["measured"]["recipe"]["name"] == "nest/digits"
     assert found["measured"]["history"]
+
+
+# Studies: the README shows what the committed files hold.
+
+
+@pytest.mark.parametrize("table", [cifar10, distill], ids=lambda table: table.__name__)
+def test_the_readme_shows_a_studys_results(table: Any) -> None:
+    assert table.markdown() in (ROOT / "README.md").read_text()
+    for runs in study.kept(table.RESULTS).values():
+        for found in runs:
+            for key in ("command", "seed", "commit", "hardware"):
+                assert found[key] is not None
+            assert found["measured"]["history"]
+            assert not found["commit"].endswith("+")
+
+
+def test_every_family_is_in_the_small_comparison() -> None:
+    rows = cifar10.rows()
+    assert {row["model"] for row in rows} == set(cifar10.MODELS)
+    assert all(1e6 < row["params"] < 2e6 for row in rows)
+
+
+def test_nest_is_ahead_of_deit() -> None:
+    """NesT, Table 1, at small scale."""
+    top = {row["model"]: min(row["top1"]) for row in cifar10.rows()}
+    assert top["nest"] > top["deit"]
+
+
+def test_the_readme_shows_what_dropping_units_saves() -> None:
+    """HiViT, Section 4.2: almost twice as fast as feeding all."""
+    found = json.loads(pretrain.RESULTS.read_text())["measured"]
+    assert pretrain.markdown(found) in (ROOT / "README.md").read_text()
+    by_way = {row["way"]: row for row in found}
+    everything = by_way["HiViT-B, fed with all units"]
+    assert everything["time"] >= 2
+    assert everything["memory"] > 1
