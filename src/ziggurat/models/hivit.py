@@ -363,6 +363,7 @@ class HiViT(Backbone):
             f"{name}.table": module.table.shape
             for name, module in self.named_modules()
             if isinstance(module, RelativeBias)
+            and f"{name.removesuffix('bias')}qkv.weight" in state
         }
         if state.keys() & tables.keys():
             return state
