@@ -80,6 +80,7 @@ def test_every_family_is_in_the_small_comparison() -> None:
     rows = cifar10.rows()
     assert {row["model"] for row in rows} == set(cifar10.MODELS)
     assert all(1e6 < row["params"] < 2e6 for row in rows)
+    assert all(len(row["top1"]) >= 3 for row in rows[:2])
 
 
 def test_nest_is_ahead_of_deit() -> None:
