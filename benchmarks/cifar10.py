@@ -10,7 +10,6 @@ on those tested here. Runs go one after the other; a finished one is kept, a sto
 The first seed's time decides on the steps, and further seeds take as many.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 from typing import Any
@@ -71,16 +70,10 @@ def markdown() -> str:
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = study.Parser(__doc__, MODELS, "runs/cifar10")
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10"), help="where runs live")
-    args = parser.parse_args()
-    for name in args.models:
-        if name not in MODELS:
-            parser.error(f"no model {name!r} in this study: there are {', '.join(MODELS)}")
-    for model in args.models or MODELS:
+    args = parser.parsed()
+    for model in args.names:
         for seed in args.seeds:
             run(model, seed, args.minutes, args.runs)
             study.update_readme("cifar10", markdown())

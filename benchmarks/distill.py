@@ -8,7 +8,6 @@ the same few minutes as all of benchmarks/cifar10.py. All students take the same
 images; those with a teacher take longer for it.
 """
 
-import argparse
 from pathlib import Path
 
 import study
@@ -43,18 +42,12 @@ def markdown() -> str:
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("students", nargs="*", help=f"of {', '.join(STUDENTS)}; all by default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = study.Parser(__doc__, STUDENTS, "runs/distill")
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--teacher", type=Path, default=Path("runs/cifar10/resnet-0"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/distill"), help="where runs live")
-    args = parser.parse_args()
-    for name in args.students:
-        if name not in STUDENTS:
-            parser.error(f"no student {name!r} in this study: there are {', '.join(STUDENTS)}")
+    args = parser.parsed()
     for seed in args.seeds:
-        for student in args.students or STUDENTS:
+        for student in args.names:
             run(student, seed, args.epochs, args.teacher, args.runs)
             study.update_readme("distill", markdown())
     Console().print(markdown())

@@ -1,7 +1,7 @@
 """Do images without labels help where labels are few? HiViT on CIFAR-10 with a tenth of its labels.
 
     ziggurat data get cifar10
-    python benchmarks/labels.py                 # what is missing in benchmarks/results/labels
+    python benchmarks/labels.py --seeds 0 1 2   # what is missing in benchmarks/results/labels
 
 A small-scale study. For each seed: masked autoencoding on all 50,000 images without their labels
 (hivit/mae_small), then the same model on 5,000 labelled ones, from scratch and from there, with the
@@ -9,7 +9,6 @@ same steps on the same images; and a linear classifier on the frozen features of
 one that was never trained. Tested on the 10,000 test images.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +101,12 @@ def markdown() -> str:
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("arms", nargs="*", help=f"of {', '.join(ARMS)}; all by default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = study.Parser(__doc__, ARMS, "runs/labels")
     parser.add_argument("--epochs", type=float, default=20, help="over the labelled images")
     parser.add_argument("--minutes", type=float, default=10, help="of pre-training")
-    parser.add_argument("--runs", type=Path, default=Path("runs/labels"), help="where runs live")
-    args = parser.parse_args()
-    for name in args.arms:
-        if name not in ARMS:
-            parser.error(f"no arm {name!r} in this study: there are {', '.join(ARMS)}")
+    args = parser.parsed()
     for seed in args.seeds:
-        for arm in args.arms or ARMS:
+        for arm in args.names:
             run(arm, seed, args.epochs, args.minutes, args.runs)
             study.update_readme("labels", markdown())
     Console().print(markdown())

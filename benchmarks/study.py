@@ -1,7 +1,9 @@
 """What the training studies share: runs that are kept, and tables between marks of the README."""
 
+import argparse
 import json
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,26 @@ from ziggurat.cli import main as ziggurat
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+
+
+class Parser(argparse.ArgumentParser):
+    """The names of a study, its seeds and the folder of its runs."""
+
+    def __init__(self, about: str | None, names: Collection[str], folder: str) -> None:
+        super().__init__(description=about.splitlines()[0] if about else None)
+        self.names = names
+        self.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all by default")
+        self.add_argument("--seeds", type=int, nargs="+", default=[0])
+        self.add_argument("--runs", type=Path, default=Path(folder), help="where runs live")
+
+    def parsed(self) -> argparse.Namespace:
+        """What was asked for; a name that is none is one clear line."""
+        args = self.parse_args()
+        for name in args.names:
+            if name not in self.names:
+                self.error(f"no {name!r} in this study: there are {', '.join(self.names)}")
+        args.names = args.names or list(self.names)
+        return args
 
 
 def run(words: list[str], out: Path, kept: Path, command: str, needed: bool = False) -> None:
