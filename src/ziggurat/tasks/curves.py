@@ -34,7 +34,7 @@ LABELS = {
     "top1": "top-1 accuracy, %",
     "top5": "top-5 accuracy, %",
     "calibration_error": "calibration error, %",
-    "explained": "variance explained of what is hidden, %",
+    "explained": "hidden variance explained, %",
     "images": "images measured",
 }
 BESIDE = ("step", "epoch", "minutes", "lr", "grad_norm", "images_per_s", "waiting")
