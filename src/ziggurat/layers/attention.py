@@ -35,13 +35,19 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); ``bias`` goes onto the logits, (B or 1, heads or 1, N or 1, N).
 
+        ``asked`` are the tokens (B, n, C) that look, where not all of ``x`` do: (B, n, C) it gives.
         All tensors given to the kernel are 4-D: with more dimensions it is not the fused one.
         """
         B, N, C = x.shape
-        if self.kv_heads == self.heads:
+        if asked is not None:
+            own, others = self.qkv.weight[:C], self.qkv.weight[C:]
+            q = F.linear(asked, own, self.qkv.bias[:C]).unflatten(2, (self.heads, self.head_dim))
+            both = F.linear(x, others, self.qkv.bias[C:]).view(B, N, 2, -1, self.head_dim)
+            k, v = (t.expand(B, N, self.heads, self.head_dim) for t in both.unbind(2))
+        elif self.kv_heads == self.heads:
             q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).unbind(2)
         else:
             kv = self.kv_heads * self.head_dim

@@ -23,8 +23,12 @@ class Masking(NamedTuple):
     """Which units stay visible, in the order of their noise."""
 
     visible: Tensor  # (B, n) indices of the units that are kept
+    hidden: Tensor  # (B, m) indices of the others
     place: Tensor  # (B, units) where each unit stands in [visible | hidden]
-    hidden: Tensor  # (B, units) 1 for a hidden unit, else 0
+
+    def flags(self) -> Tensor:
+        """(B, units) 1 for a hidden unit, else 0."""
+        return (self.place >= self.visible.shape[1]).float()
 
 
 def mask_randomly(noise: Tensor, ratio: float) -> Masking:
@@ -32,9 +36,7 @@ def mask_randomly(noise: Tensor, ratio: float) -> Masking:
     units = noise.shape[1]
     keep = shown(units, ratio)
     order = noise.argsort(dim=1)
-    hidden = torch.ones_like(noise)
-    hidden.scatter_(1, order[:, :keep], 0)
-    return Masking(order[:, :keep], order.argsort(dim=1), hidden)
+    return Masking(order[:, :keep], order[:, keep:], order.argsort(dim=1))
 
 
 def shown(units: int, ratio: float) -> int:
@@ -60,6 +62,19 @@ def unpatchify(patches: Tensor, unit: int, grid: tuple[int, int]) -> Tensor:
     """Undo ``patchify``."""
     x = patches.flatten(0, 1).unflatten(1, (unit * unit, -1))
     return windows.join(x, unit, unit, *grid).permute(0, 3, 1, 2)
+
+
+def chosen(x: Tensor, ids: Tensor) -> Tensor:
+    """The tokens ``ids`` (B, n) of (B, N, C)."""
+    return x.gather(1, ids[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+def last_of(block: nn.Module, x: Tensor, ids: Tensor) -> Tensor:
+    """A block's answer for the tokens ``ids`` (B, n) alone: all are seen, only they look."""
+    assert isinstance(block, Block)
+    seen = block.norm1(x)
+    x = chosen(x, ids) + block.drop_path(block.attn(seen, None, chosen(seen, ids)))
+    return x + block.drop_path(block.mlp(block.norm2(x)))
 
 
 class Decoder(nn.Module):
@@ -96,32 +111,37 @@ class Decoder(nn.Module):
         if self.mask_token is not None:
             nn.init.normal_(self.mask_token, std=0.02)
 
-    def forward(self, x: Tensor, place: Tensor | None, grid: tuple[int, int]) -> Tensor:
-        """(B, n, dim_in) and where each unit stands, if some are hidden -> (B, units, pixels)."""
-        x = self.norm_in(x)
+    def forward(
+        self, x: Tensor, masking: Masking, grid: tuple[int, int], every: bool = True
+    ) -> Tensor:
+        """(B, n, dim_in), n units visible or all -> (B, units, pixels), of the hidden or all.
+
+        Where only hidden units are wanted, only they go through what comes behind the last
+        attention: what the others would be painted like enters no loss.
+        """
         if not self.depth:
-            return self.pred(x)
-        x = self.embed(x)
+            return self.pred(self.norm_in(x if every else chosen(x, masking.hidden)))
+        x = self.embed(self.norm_in(x))
         if self.mask_token is not None:
-            assert place is not None
-            B, n, C = x.shape
-            hidden = self.mask_token.expand(B, place.shape[1] - n, C)
-            x = torch.cat([x, hidden], dim=1).gather(1, place[:, :, None].expand(B, -1, C))
+            hidden = self.mask_token.expand(*masking.hidden.shape, -1)
+            x = chosen(torch.cat([x, hidden], dim=1), masking.place)
         pos: Tensor = self.get_buffer("pos_embed")
         x = x + resize(pos.unflatten(1, self.grid), *grid).flatten(1, 2)
-        for block in self.blocks:
+        *others, last = self.blocks
+        for block in others:
             x = block(x)
+        x = last(x) if every else last_of(last, x, masking.hidden)
         return self.pred(self.norm(x))
 
 
 class Painting(NamedTuple):
     """What was asked for and what was painted, both as the loss compares them."""
 
-    target: Tensor  # (B, units, unit * unit * C)
+    target: Tensor  # (B, n, unit * unit * C): n are all units, or the hidden ones
     painted: Tensor
     hidden: Tensor  # (B, units) 1 for a hidden unit, else 0
-    mean: Tensor  # (B, units, 1): what was taken from each unit's pixels
-    std: Tensor  # (B, units, 1): what they were divided by
+    mean: Tensor  # (B, n, 1): what was taken from each unit's pixels
+    std: Tensor  # (B, n, 1): what they were divided by
 
 
 class MaskedAutoencoder(nn.Module):
@@ -238,7 +258,7 @@ class MaskedAutoencoder(nn.Module):
             tokens = tokens[-1:] if self.stages == "last" else tokens
             return torch.cat([t.flatten(2) for t in tokens], dim=2)
         grid = images.shape[2] // self.unit, images.shape[3] // self.unit
-        hidden = masking.hidden.unflatten(1, grid)[:, None].to(images.dtype)
+        hidden = masking.flags().unflatten(1, grid)[:, None].to(images.dtype)
         hidden = F.interpolate(hidden, scale_factor=self.unit)
         images = torch.lerp(images, self.fill.repeat(1, *grid).to(images.dtype), hidden)
         found = self.encoder.forward_intermediates(
@@ -251,13 +271,13 @@ class MaskedAutoencoder(nn.Module):
             parts.append(patchify(x, cells))
         return torch.cat(parts, dim=2)
 
-    def paint(self, images: Tensor, masking: Masking) -> Tensor:
-        """Pixels of every unit, (B, units, unit * unit * C), from the visible ones."""
+    def paint(self, images: Tensor, masking: Masking, every: bool = True) -> Tensor:
+        """Pixels of every unit or the hidden ones, (B, n, unit * unit * C), from the visible."""
         grid = self.checked(images.shape[2], images.shape[3])
-        return self.decoder(self.features(images, masking), masking.place, grid)
+        return self.decoder(self.features(images, masking), masking, grid, every)
 
-    def painting(self, images: Tensor, noise: Tensor | None = None) -> Painting:
-        """What is to be painted, and what is."""
+    def painting(self, images: Tensor, noise: Tensor | None = None, every: bool = True) -> Painting:
+        """What is to be painted, and what is: every unit, or the hidden ones alone."""
         if images.ndim != 4 or images.shape[1] != self.channels:
             raise ValueError(
                 f"images are (batch, {self.channels}, height, width), got {tuple(images.shape)}"
@@ -267,22 +287,22 @@ class MaskedAutoencoder(nn.Module):
             noise = torch.rand(images.shape[0], rows * cols, device=images.device)
         masking = mask_randomly(noise, self.mask_ratio)
         target = patchify(images, self.unit)
+        if not every:
+            target = chosen(target, masking.hidden)
         mean, std = torch.zeros_like(target[..., :1]), torch.ones_like(target[..., :1])
         if self.normalise:
             mean = target.mean(-1, keepdim=True)
             std = (target.var(-1, keepdim=True) + 1e-6).sqrt()
             target = (target - mean) / std
-        return Painting(target, self.paint(images, masking), masking.hidden, mean, std)
+        painted = self.paint(images, masking, every)
+        return Painting(target, painted, masking.flags(), mean, std)
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean error on hidden units; each unit's pixels are normalised by default."""
-        found = self.painting(images, noise)
-        loss = self.error(found)
-        hidden = found.hidden.to(loss.dtype)
-        return (loss * hidden).sum() / hidden.sum()
+        return self.error(self.painting(images, noise, every=False)).mean()
 
     def error(self, found: Painting) -> Tensor:
-        """(B, units): the mean error of each unit's pixels."""
+        """(B, n): the mean error of each unit's pixels."""
         difference = found.painted.to(found.target.dtype) - found.target
         return (difference.square() if self.kind == "mse" else difference.abs()).mean(-1)
 

@@ -170,15 +170,16 @@ class Pretrain(Task):
         if not len(batch.at):
             return
         assert isinstance(model, MaskedAutoencoder)
-        found = model.painting(self.normalised(batch.images), self.noise(batch.at, batch.images))
-        error, hidden = found.painted.float() - found.target, found.hidden.double()
-        each = (model.error(found).double() * hidden).sum(1) / hidden.sum(1)
+        noise = self.noise(batch.at, batch.images)
+        found = model.painting(self.normalised(batch.images), noise, every=False)
+        each = model.error(found).double().mean(1)
+        error = found.painted.float() - found.target
         around = found.target - found.target.mean(-1, keepdim=True)
         parts = (
             float(len(each)),
             float(each.sum()),
-            float((error.square().sum(-1).double() * hidden).sum()),
-            float((around.square().sum(-1).double() * hidden).sum()),
+            float(error.square().sum(-1).double().sum()),
+            float(around.square().sum(-1).double().sum()),
         )
         self.sums = [a + b for a, b in zip(self.sums, parts, strict=True)]
 
