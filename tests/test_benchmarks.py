@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -14,7 +15,10 @@ import distill  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
 import pretrain  # noqa: E402
+import resolution  # noqa: E402
 import study  # noqa: E402
+
+from ziggurat.engine.measure import count  # noqa: E402
 
 
 def test_the_readme_shows_the_results_file() -> None:
@@ -97,3 +101,73 @@ def test_the_readme_shows_what_dropping_units_saves() -> None:
     everything = by_way["HiViT-B, fed with all units"]
     assert everything["time"] >= 2
     assert everything["memory"] > 1
+
+
+# Cost against resolution.
+
+LOCAL = ("NesT-T", "RegionViT-S")
+
+
+def test_the_readme_shows_cost_against_resolution() -> None:
+    found = json.loads(resolution.RESULTS.read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert resolution.markdown(found["measured"]) in readme
+    assert f"({resolution.PICTURE.relative_to(ROOT)})" in readme
+    assert resolution.PICTURE.exists()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    models = resolution.by_model(found["measured"])
+    assert list(models) == list(resolution.NAMES)
+    for rows in models.values():
+        assert [row["size"] for row in rows] == list(resolution.SIZES)
+
+
+def test_the_time_of_local_attention_grows_less_than_plain_vits() -> None:
+    """Of the committed figures."""
+    models = resolution.by_model(json.loads(resolution.RESULTS.read_text())["measured"])
+    for label in LOCAL:
+        for start in (0, -2):
+            ours, plain = (
+                resolution.exponent(models[name], "time", start)
+                for name in (label, resolution.PLAIN)
+            )
+            assert ours < plain
+
+
+@pytest.mark.parametrize("label", resolution.NAMES)
+def test_multiply_adds_of_local_attention_are_close_to_linear_in_the_pixels(label: str) -> None:
+    """Counted again, and as committed."""
+    sizes = resolution.SIZES[0], resolution.SIZES[-1]
+    with torch.device("meta"):
+        model = resolution.build(label)
+    rows: list[dict[str, Any]] = [
+        {"pixels": size**2, "macs": count(model, size, 3).macs} for size in sizes
+    ]
+    committed = resolution.by_model(json.loads(resolution.RESULTS.read_text())["measured"])[label]
+    assert [row["macs"] for row in rows] == [committed[0]["macs"], committed[-1]["macs"]]
+    grown = resolution.exponent(rows, "macs")
+    if label in LOCAL:
+        assert grown <= 1.1
+    elif label == resolution.PLAIN:
+        assert grown >= 1.2
+
+
+def test_labels_of_near_curves_are_put_apart() -> None:
+    assert resolution.apart([1, 5], gap=2) == [1, 5]
+    assert resolution.apart([1, 1, 1, 9], gap=2) == [-1, 1, 3, 9]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_resolution_runs(tmp_path: Path) -> None:
+    words = ["--sizes", "64", "96", "--rounds", "1", "--out", str(tmp_path / "a.json")]
+    subprocess.run([sys.executable, resolution.__file__, *words], check=True)
+    rows = json.loads((tmp_path / "a.json").read_text())["measured"]
+    assert {row["size"] for row in rows} == {64, 96}
+    assert (tmp_path / "a.png").exists()
+
+
+def test_a_dry_run_does_not_replace_the_results() -> None:
+    words = [sys.executable, resolution.__file__, "--sizes", "64", "96"]
+    found = subprocess.run(words, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "give others a file with --out" in found.stderr

@@ -95,7 +95,7 @@ def test_a_run_is_a_folder_that_loads_and_measures_the_same(tmp_path: Path) -> N
     run = train.train(small(ema=0.9), tmp_path / "run")
     model = ziggurat.from_pretrained(run.folder)
     assert model.pretrained_cfg["label_names"] == [str(i) for i in range(10)]
-    found, bad = evaluate(run.folder)
+    found, bad, _ = evaluate(run.folder)
     assert not bad
     assert found == run.metrics
     for name in ("config.json", "model.safetensors", "README.md", "recipe.toml", "report.html"):

@@ -29,7 +29,11 @@ def add(verb: Verb) -> None:
     """Add it with its options."""
     one = verb(data, "ziggurat data check photos/")
     one.add_argument("what", choices=("get", "check"), help="fetch a set, or check one")
-    one.add_argument("name", help="cifar10, cifar100, fashion-mnist, pets, cars; check: any --data")
+    one.add_argument(
+        "name",
+        help="cifar10, cifar100, fashion-mnist, pets, cars; check: any --data, of classes, of "
+        "objects (COCO) or of label maps",
+    )
     one.add_argument(
         "--unlabelled", action="store_true", help="check: images to pre-train on, without classes"
     )

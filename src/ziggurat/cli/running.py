@@ -18,7 +18,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     with Progress(console=Console(stderr=True), transient=True, disable=args.json) as bar:
         line = bar.add_task("measuring", total=None)
-        found, bad = measure(
+        found, bad, by_class = measure(
             args.checkpoint,
             args.data,
             args.batch,
@@ -27,16 +27,72 @@ def evaluate(args: argparse.Namespace) -> None:
     for reason in bad:
         print(f"skipped {reason}", file=sys.stderr)
     if args.json:
-        print(json.dumps(found | {"skipped": len(bad)}, indent=2))
+        more = {"by_class": by_class} if by_class else {}
+        print(json.dumps(found | {"skipped": len(bad)} | more, indent=2))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     for key, value in found.items():
         table.add_row(key, f"{value:.6g}")
     Console().print(table)
+    if by_class:
+        keys = list(dict.fromkeys(key for own in by_class.values() for key in own))
+        table = Table(box=None, pad_edge=False)
+        for head in ("class", *keys):
+            table.add_column(head, justify="left" if head == "class" else "right")
+        for name, own in by_class.items():
+            table.add_row(name, *(f"{own[key]:.1f}" if key in own else "" for key in keys))
+        Console().print(table)
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Say what images show: the likeliest classes of each."""
+    """Say what images show: likely classes, or objects and scenes, drawn."""
+    from ziggurat.tasks.dense import read_head
+
+    return classes(args) if read_head(args.checkpoint) is None else objects(args)
+
+
+def objects(args: argparse.Namespace) -> int:
+    """Draw what a detector or segmenter sees, and write it as COCO's results."""
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from ziggurat.engine.find import RESULTS, Finder, write
+    from ziggurat.engine.predict import files_of
+
+    files = files_of(args.images)
+    folder = Path(args.out or "predictions")
+    if folder.exists() and any(folder.iterdir()) and not args.overwrite:
+        raise FileExistsError(f"{folder} exists: take another --out or --overwrite")
+    finder = Finder(args.checkpoint)
+    found = write(finder, finder(files), folder, args.least)
+    console = Console(stderr=True)
+    bar = track(
+        found, "looking", total=len(files), console=console, transient=True, disable=args.json
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("image", overflow="fold")
+    for head in ("class", "score", "box") if finder.task == "detect" else ("class", "pixels"):
+        table.add_column(head, no_wrap=head != "class")
+    bad = 0
+    for one in bar:
+        if one.error:
+            bad += 1
+            print(f"ziggurat: skipped {one.error}", file=sys.stderr)
+        for i, row in enumerate(finder.rows(one, args.least)):
+            table.add_row("" if i else one.image, *row)
+    if args.json:
+        print((folder / RESULTS).read_text())
+    else:
+        Console().print(table)
+        print(f"{len(files) - bad} pictures and {RESULTS} in {folder}")
+    return 1 if bad else 0
+
+
+def classes(args: argparse.Namespace) -> int:
+    """The likeliest classes of each image."""
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
@@ -110,9 +166,12 @@ def add(verb: Verb) -> None:
     one = verb(predict, "ziggurat predict runs/digits photo.jpg 'more/*.png'")
     one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
     one.add_argument("images", nargs="+", help="files, folders, patterns")
-    one.add_argument("--top", type=positive, default=5, help="how many classes (5)")
-    one.add_argument("--batch", type=positive, default=32, help="images at a time (32)")
-    one.add_argument("--json", action="store_true", help="for machines")
+    one.add_argument("--top", type=positive, default=5, help="classifier: how many classes (5)")
+    one.add_argument("--batch", type=positive, default=32, help="classifier: images at a time (32)")
+    one.add_argument("--out", metavar="DIR", help="detector, segmenter: for pictures (predictions)")
+    one.add_argument("--least", type=float, default=0.3, help="detector: least score drawn (0.3)")
+    one.add_argument("--overwrite", action="store_true", help="write into an existing DIR")
+    one.add_argument("--json", action="store_true", help="for machines; objects as COCO's results")
 
     one = verb(report, "ziggurat report runs/nest runs/deit --out compare.html")
     one.add_argument("runs", nargs="+", help="folders of runs, finished or not")

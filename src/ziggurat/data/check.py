@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from ziggurat.data.images import (
     LEAST,
+    NAMES,
     BadImage,
     Encoded,
     Images,
@@ -46,6 +47,24 @@ class Split:
     unreadable: list[str] = field(default_factory=list)  # "path: reason"
     ignored: dict[str, int] = field(default_factory=dict)  # files passed over, by kind
 
+    def lines(self, name: str) -> list[str]:
+        """For a terminal."""
+        found = []
+        if self.images:
+            some = f", {self.read} of them read" if self.read < self.images else ""
+            found.append(f"{name:6}{self.images} images{self.counts()}{some}")
+        if self.smallest and self.median and self.largest:
+            sides = (self.smallest, self.median, self.largest)
+            small, median, large = (f"{width} x {height}" for width, height in sides)
+            modes = ", ".join(f"{mode} {count}" for mode, count in self.modes.items())
+            found.append(f"      {small} to {large} pixels, median {median}; {modes}")
+        return found
+
+    def counts(self) -> str:
+        """How many of each class, for a terminal."""
+        counts = sorted(self.per_class.values())
+        return f", {counts[0]} to {counts[-1]} a class" if counts else ""
+
 
 @dataclass
 class Report:
@@ -72,18 +91,7 @@ class Report:
         """For a terminal."""
         found = [f"{self.name}: {len(self.classes)} classes" if self.classes else self.name]
         for name, split in (("train", self.train), ("test", self.test)):
-            if split.images:
-                counts = sorted(split.per_class.values())
-                found.append(
-                    f"{name:6}{split.images} images"
-                    + (f", {counts[0]} to {counts[-1]} a class" if counts else "")
-                    + (f", {split.read} of them read" if split.read < split.images else "")
-                )
-            if split.smallest and split.median and split.largest:
-                sides = (split.smallest, split.median, split.largest)
-                small, median, large = (f"{width} x {height}" for width, height in sides)
-                modes = ", ".join(f"{mode} {count}" for mode, count in split.modes.items())
-                found.append(f"      {small} to {large} pixels, median {median}; {modes}")
+            found += split.lines(name)
         found += [f"problem: {text}" for text in self.problems]
         found += [f"remark: {text}" for text in self.remarks]
         return [*found, "ready to train on" if self.ok else f"{len(self.problems)} to mend"]
@@ -96,6 +104,10 @@ def check(
 
     Not ``labelled``: as pre-training reads it, which asks for no classes and reports none.
     """
+    if labelled and (kind := kind_of(spec)):
+        from ziggurat.data.annotations import check_annotations  # it builds on this file
+
+        return check_annotations(spec, kind, limit, progress)
     problems: list[str] = []
     for strict in (True, False):  # what training refuses is a problem, and looked at further
         try:
@@ -107,20 +119,58 @@ def check(
         return Report(str(spec), problems=problems)
     classes = data.classes if labelled else ()
     report = Report(data.name, classes, problems=problems + mistakes(data))
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
-        chosen = [spread(len(images), limit) for images in (data.train, data.test)]
-        bar = bars.add_task("reading images", total=sum(map(len, chosen)))
-        step = functools.partial(bars.advance, bar)
-        least = 1 if labelled else LEAST
-        report.train, train = examined(data.train, chosen[0], step, least)
-        report.test, test = examined(data.test, chosen[1], step, least)
-    report.duplicates = [
-        (data.train.name(int(a)), data.test.name(int(b))) for a, b in in_both(train, test)
-    ]
+    least = 1 if labelled else LEAST
+    look_through(
+        report, (data.train, data.test), limit, progress, functools.partial(examined, least)
+    )
     if not labelled:
         report.train.per_class = report.test.per_class = {}
     sum_up(report)
     return report
+
+
+def kind_of(spec: str | Path) -> Literal["objects", "scenes"] | None:
+    """What is annotated: objects (COCO), every pixel, or neither, as for classification."""
+    from ziggurat.data import coco, scenes
+
+    if str(spec) in NAMES:
+        return None
+    path = Path(spec).expanduser()
+    if str(spec) == "coco" or coco.is_objects(path):
+        return "objects"
+    return "scenes" if str(spec) == "ade20k" or scenes.is_scenes(path) else None
+
+
+class Named(Protocol):
+    """A set whose samples have names."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def name(self, index: int) -> str:
+        """Where one is, for a person."""
+
+
+Set = TypeVar("Set", bound=Named)
+
+
+def look_through(
+    report: Report,
+    sets: tuple[Set, Set],
+    limit: int | None,
+    progress: bool,
+    examine: Callable[[Set, list[int], Callable[[], None]], tuple[Split, np.ndarray]],
+) -> None:
+    """Examine both splits, and what is in both, behind a bar of progress."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
+        chosen = [spread(len(images), limit) for images in sets]
+        bar = bars.add_task("reading images", total=sum(map(len, chosen)))
+        step = functools.partial(bars.advance, bar)
+        report.train, train = examine(sets[0], chosen[0], step)
+        report.test, test = examine(sets[1], chosen[1], step)
+    report.duplicates = [
+        (sets[0].name(int(a)), sets[1].name(int(b))) for a, b in in_both(train, test)
+    ]
 
 
 def spread(count: int, limit: int | None) -> list[int]:
@@ -152,7 +202,7 @@ class Look(NamedTuple):
 
 
 def examined(
-    images: Images, chosen: list[int], advance: Callable[[], None], least: int
+    least: int, images: Images, chosen: list[int], advance: Callable[[], None]
 ) -> tuple[Split, np.ndarray]:
     """What the chosen images of a split are like; place and digest of those that can be read."""
     inside = images.labels[(images.labels >= 0) & (images.labels < len(images.classes))]
@@ -160,24 +210,38 @@ def examined(
     split = Split(
         images=len(images),
         per_class=dict(zip(images.classes, counts, strict=True)),
-        read=len(chosen),
         ignored=images.ignored,
     )
+
+    def seen(index: int) -> Look | str:
+        found = look(images, index)
+        if isinstance(found, Look) and min(found.size) < least:
+            return too_small(images.name(index), found.size, least)
+        return found
+
+    return split, tallied(split, seen, chosen, advance)
+
+
+def tallied(
+    split: Split,
+    seen: Callable[[int], Look | str],
+    chosen: list[int],
+    advance: Callable[[], None],
+) -> np.ndarray:
+    """Look at the chosen images and note it in ``split``; place and digest of those it can read."""
+    split.read = len(chosen)
     sizes: Counter[tuple[int, int]] = Counter()
     modes: Counter[str] = Counter()
     kept = np.zeros(len(chosen), dtype=[("at", np.int64), ("digest", np.uint64)])
     count = 0
-    for at, seen in zip(chosen, looked_at(images, chosen), strict=True):
+    for at, found in zip(chosen, looked_at(seen, chosen), strict=True):
         advance()
-        if isinstance(seen, str):
-            split.unreadable.append(seen)
+        if isinstance(found, str):
+            split.unreadable.append(found)
             continue
-        if min(seen.size) < least:
-            split.unreadable.append(too_small(images.name(at), seen.size, least))
-            continue
-        sizes[seen.size] += 1
-        modes[seen.mode] += 1
-        kept[count] = (at, int.from_bytes(seen.digest, "big"))
+        sizes[found.size] += 1
+        modes[found.mode] += 1
+        kept[count] = (at, int.from_bytes(found.digest, "big"))
         count += 1
     split.modes = dict(modes.most_common())
     if sizes:
@@ -185,15 +249,15 @@ def examined(
         split.smallest, split.largest = by_area[0], by_area[-1]
         up_to = np.cumsum([sizes[size] for size in by_area])
         split.median = by_area[int(np.searchsorted(up_to, up_to[-1] / 2))]
-    return split, kept[:count]
+    return kept[:count]
 
 
-def looked_at(images: Images, chosen: list[int]) -> Iterator[Look | str]:
+def looked_at(seen: Callable[[int], Look | str], chosen: list[int]) -> Iterator[Look | str]:
     """Decode images by several threads, a few hundred at a time."""
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         warnings.simplefilter("ignore")  # PIL's: what matters is whether it reads the image
         for i in range(0, len(chosen), AT_A_TIME):
-            yield from threads.map(lambda at: look(images, at), chosen[i : i + AT_A_TIME])
+            yield from threads.map(seen, chosen[i : i + AT_A_TIME])
 
 
 def look(images: Images, index: int) -> Look | str:
@@ -209,7 +273,12 @@ def look(images: Images, index: int) -> Look | str:
             contents, mode, size = image.tobytes(), image.mode, image.size
     except BadImage as error:
         return str(error)
-    return Look(size, mode, blake2b(contents, digest_size=8).digest())
+    return Look(size, mode, digest_of(contents))
+
+
+def digest_of(contents: bytes) -> bytes:
+    """What tells one file from another."""
+    return blake2b(contents, digest_size=8).digest()
 
 
 # Both.
@@ -217,6 +286,12 @@ def look(images: Images, index: int) -> Look | str:
 
 def sum_up(report: Report) -> None:
     """Put what was found into words."""
+    sum_up_files(report, "files passed over")
+    sum_up_classes(report)
+
+
+def sum_up_files(report: Report, ignored: str) -> None:
+    """What any kind of set may have; ``ignored`` says what those of each split are."""
     for name, split in (("training", report.train), ("test", report.test)):
         if split.unreadable:
             report.problems.append(
@@ -225,12 +300,16 @@ def sum_up(report: Report) -> None:
             )
         if split.ignored:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in split.ignored.items())
-            report.remarks.append(f"files passed over among {name} images: {kinds}")
+            report.remarks.append(f"{ignored} among {name} images: {kinds}")
     if report.duplicates:
         report.problems.append(
             f"{len(report.duplicates)} images are for training and for testing, the first: "
             f"{' and '.join(report.duplicates[0])}"
         )
+
+
+def sum_up_classes(report: Report) -> None:
+    """What is wrong with classes that have images."""
     train, test = report.train.per_class, report.test.per_class
     empty = [name for name in report.classes if not train[name] and not test[name]]
     untested = [name for name in report.classes if train[name] and not test[name]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -14,9 +14,18 @@ from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.recipe import RECIPE, Recipe, parse, read
 from ziggurat.models.pretrained import locate
 from ziggurat.tasks import TASKS
+from ziggurat.tasks.dense import read_head
 from ziggurat.tasks.task import Task, over_processes
 
 MANY = 256  # images at a time in an evaluation
+
+
+class Measured(NamedTuple):
+    """What an evaluation found."""
+
+    measures: dict[str, float]
+    bad: list[str]  # files that could not be read
+    by_class: dict[str, dict[str, float]]  # where the task measures classes
 
 
 def measure(
@@ -26,8 +35,8 @@ def measure(
     batch: int,
     workers: int,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, float], list[str]]:
-    """What ``task`` measures of a deployed model, and the files that could not be read.
+) -> Measured:
+    """What ``task`` measures of a deployed model.
 
     ``batch`` images at a time in each process.
     """
@@ -44,7 +53,9 @@ def measure(
             task.measure(model, send_to_device(found, devices.device))
             tick(i + 1, len(order))
     task.train(was_training)
-    return task.measured(), [file for share in over_processes(bad) for file in share]
+    measures = task.measured()
+    every = [file for share in over_processes(bad) for file in share]
+    return Measured(measures, every, task.by_class())
 
 
 def unreadable(batch: Any) -> tuple[str, ...]:
@@ -58,7 +69,7 @@ def evaluate(
     batch: int | None = None,
     workers: int | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, float], list[str]]:
+) -> Measured:
     """What a saved model measures on the held-out data of its run, or on other ``data``.
 
     With the run's own data, batch and precision: the number that training printed. Of other data
@@ -69,7 +80,10 @@ def evaluate(
     if found is None and data is None:
         raise ValueError(f"{source} does not say what it was trained on: give --data")
     if found is None:
-        found = parse({"name": "eval", "task": "classify", "data": data, "model": "any"}, "eval")
+        head = read_head(source)
+        said: dict[str, Any] = {"name": "eval", "data": data, "model": "any", "task": "classify"}
+        said |= {} if head is None else {"task": head.task, "batch": 16} | head.settings
+        found = parse(said, "eval")
     kind = TASKS[found.task]
     own = data is None or data == found.data
     held_out = kind.open(data or found.data, found.settings, found.seed if own else None)

@@ -42,13 +42,18 @@ class Schedule:
         warmup = min(round(recipe.warmup_epochs * per_epoch), cosine - 1)
         constant = recipe.schedule == "constant"  # a step that never comes
         every = 2**62 if constant else max(1, round(recipe.decay_epochs * per_epoch))
+        kind: str = "step" if constant else recipe.schedule
+        if kind == "step" and recipe.decay_at and not constant:
+            kind = "multistep"
         self.scheduler: Scheduler
         self.scheduler, _ = create_scheduler_v2(
             optimizer,
-            "step" if constant else recipe.schedule,
+            kind,
             num_epochs=cosine,  # "epochs" of one step: timm counts in whole ones
             decay_epochs=every,
-            decay_rate=recipe.decay_rate,
+            # timm's comes one step early
+            decay_milestones=[round(at * per_epoch) + 1 for at in sorted(recipe.decay_at)],
+            decay_rate=recipe.power if kind == "poly" else recipe.decay_rate,
             min_lr=recipe.min_lr,
             warmup_lr=recipe.warmup_lr,
             warmup_epochs=warmup,

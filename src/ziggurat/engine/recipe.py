@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
@@ -64,13 +64,15 @@ class Recipe(BaseModel):
     clip_grad: float | None = Field(None, gt=0)  # the largest norm of all gradients together
     ema: float | None = Field(None, gt=0, lt=1)  # grows to it: 1 - (1 + step)^(-2/3) if less
 
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    schedule: Literal["cosine", "step", "poly", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
     warmup_lr: float = Field(1e-6, ge=0)  # where the warm-up starts
     min_lr: float = Field(1e-5, ge=0)  # where the cosine ends
     cooldown_epochs: float = Field(0, ge=0)  # at min_lr, after epochs
     decay_epochs: float = Field(30, gt=0)  # step: how often lr is multiplied
+    decay_at: tuple[Annotated[float, Field(gt=0)], ...] = ()  # step: or at these epochs
     decay_rate: float = Field(0.1, gt=0, le=1)  # step: by what
+    power: float = Field(1.0, gt=0)  # poly: lr falls as (1 - share done) to this power
 
     workers: int | None = Field(None, ge=0)  # None: what the machine has to spare
     eval_epochs: float = Field(1, gt=0)  # between evaluations

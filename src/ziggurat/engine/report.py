@@ -54,8 +54,11 @@ CHARTS = {  # drawn on white: a dark page turns them round
     "confusion": "What was taken for what: rows are true classes, columns the model's answers. "
     "Blue is right, red is wrong; the darker, the larger the share of the row.",
     "classes": "Accuracy of each class on held-out images, the worst first.",
+    "precision": "Average precision of each class on held-out images, the worst first.",
+    "iou": "Intersection over union of each class on held-out images, the worst first.",
 }
 PHOTOS = {
+    "predictions": "Held-out images: what is marked in them, and what the model finds.",
     "mistakes": "The worst mistakes: what the model said and how sure it was, and what it was.",
     "paintings": "Held-out images with parts hidden, and what the model paints: what it saw it was "
     "never asked to paint. Where the loss leaves out each part's mean and contrast, they are the "
@@ -76,7 +79,7 @@ def write(folder: Path) -> Path:
         section("What it does", pictures(folder)),
         section("Along the way", snapshots(folder)),
         section("All measures", measures(run)),
-        section("Classes", classes(run)),
+        section("Classes", classes(run) + class_measures(run)),
         section("Recipe", settings(run)),
         section("How to get it again", provenance(run)),
     ]
@@ -245,6 +248,18 @@ def classes(run: Folder) -> str:
     more = f" and {len(found) - LISTED:,} more" if len(found) > LISTED else ""
     words = ", ".join(escape(str(name)) for name in found[:LISTED])
     return f"<p>{len(found):,}: {words}{more}.</p>" if found else ""
+
+
+def class_measures(run: Folder) -> str:
+    """What was measured of each class at the end, the worst first."""
+    found: dict[str, dict[str, float]] = run.measured.get("by_class") or {}
+    keys = list(dict.fromkeys(key for own in found.values() for key in own))
+    if not keys:
+        return ""
+    order = sorted(found, key=lambda name: found[name].get(keys[0], 0.0))
+    rows = [[escape(name), *(amount(found[name].get(key)) for key in keys)] for name in order]
+    heads = ["class", *map(curves.label_of, keys)]
+    return table(heads, rows, [False] * len(rows), "numbers")
 
 
 def settings(run: Folder) -> str:

@@ -18,6 +18,7 @@ from ziggurat.engine.results import METRICS, RESULTS
 from ziggurat.engine.results import history as history_of
 from ziggurat.models.pretrained import CONFIG, WEIGHTS
 from ziggurat.tasks import TASKS, curves
+from ziggurat.tasks.dense import HEAD
 
 
 class Folder(NamedTuple):
@@ -111,16 +112,24 @@ def read_text(file: Path) -> str:
 
 
 def parameters(folder: Path) -> int | None:
-    """How many there are, by the header of the weights; a norm's statistics are none."""
-    for file in (folder / WEIGHTS, folder / "best" / WEIGHTS):
-        with contextlib.suppress(OSError, SafetensorError), safe_open(file, "pt") as weights:
-            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-            return sum(
-                math.prod(part.get_shape())
-                for name, part in slices.items()
-                if part.get_dtype() in ("F64", "F32", "F16", "BF16")
-                and not name.endswith(("running_mean", "running_var"))
-            )
+    """How many there are, by the headers of the weights; a norm's statistics are none."""
+    for place in (folder, folder / "best"):
+        counts = [counted(place / file) for file in (WEIGHTS, HEAD)]
+        if counts[0] is not None:
+            return sum(count or 0 for count in counts)
+    return None
+
+
+def counted(file: Path) -> int | None:
+    """The parameters in one file; None if there is none to read."""
+    with contextlib.suppress(OSError, SafetensorError), safe_open(file, "pt") as weights:
+        slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+        return sum(
+            math.prod(part.get_shape())
+            for name, part in slices.items()
+            if part.get_dtype() in ("F64", "F32", "F16", "BF16")
+            and not name.endswith(("running_mean", "running_var"))
+        )
     return None
 
 

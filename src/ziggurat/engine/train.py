@@ -323,7 +323,7 @@ class Loop:
         """Its measures on the held-out data."""
         batch = test_batch(self.recipe, self.world)
         with self.progress.evaluation() as tick:
-            found, bad = measure(self.task, model, self.devices, batch, self.workers, tick)
+            found, bad, _ = measure(self.task, model, self.devices, batch, self.workers, tick)
         for file in bad:
             self.tell_bad(file)
         self.limit_bad(bad, len(self.task.test_samples().source), "test")
@@ -377,6 +377,8 @@ class Loop:
                 "recipe": self.recipe.flat(),
                 "history": lines,
             }
+            if classes := self.task.by_class():
+                measured["by_class"] = classes
             results.write(self.folder / RESULTS, measured, self.recipe.seed)
             self.task.figures(self.folder)
             self.progress.say(f"report: {report.write(self.folder)}")

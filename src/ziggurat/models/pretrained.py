@@ -214,6 +214,17 @@ def locate(source: str) -> tuple[str, str]:
         raise CheckpointError(f"{source} could not be fetched from the hub: {reason}") from error
 
 
+def beside(source: str | Path, file: str) -> Path | None:
+    """Another file of a saved model, fetched from the hub if it is no folder's; None: no such."""
+    if Path(source).is_dir():
+        found = Path(source) / file
+        return found if found.is_file() else None
+    try:
+        return Path(huggingface_hub.hf_hub_download(str(source), file))
+    except Exception:  # not there, or no hub: ``locate`` tells them apart
+        return None
+
+
 def card(name: str, config: dict[str, Any], model: nn.Module) -> str:
     """The README of the folder: what it is and how to load it."""
     params = sum(p.numel() for p in model.parameters()) / 1e6

@@ -1,8 +1,16 @@
 """One file a task: head, loss, metrics."""
 
 from ziggurat.tasks.classify import Classify
+from ziggurat.tasks.detect import Detect
 from ziggurat.tasks.distill import Distill
 from ziggurat.tasks.pretrain import Pretrain
+from ziggurat.tasks.segment import Segment
 from ziggurat.tasks.task import Task
 
-TASKS: dict[str, type[Task]] = {"classify": Classify, "distill": Distill, "pretrain": Pretrain}
+TASKS: dict[str, type[Task]] = {
+    "classify": Classify,
+    "distill": Distill,
+    "pretrain": Pretrain,
+    "detect": Detect,
+    "segment": Segment,
+}

@@ -3,7 +3,7 @@
 import math
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,35 +145,50 @@ def per_class(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
     counts = matrix.double().cpu()
     totals = counts.sum(1)
     accuracy = 100 * counts.diag() / totals.clamp_min(1)
-    order = [i for i in accuracy.argsort(stable=True).tolist() if totals[i] > 0]
+    found = {i: float(accuracy[i]) for i in range(len(classes)) if totals[i] > 0}
+    notes = {i: f"{counts[i, i]:.0f} of {totals[i]:.0f}" for i in found}
+    overall = 100 * float(counts.diag().sum() / totals.sum().clamp_min(1))
+    below = f"line: {overall:.4g} % of all images"
+    return by_class(found, notes, classes, overall, ("accuracy by class, %", below), path)
+
+
+def by_class(
+    found: Mapping[int, float],
+    notes: Mapping[int, str],
+    classes: Sequence[str],
+    overall: float,
+    words: tuple[str, str],
+    path: Path,
+) -> Path:
+    """Per cent of each class that was ``found``, worst first, and a line for them all.
+
+    ``notes`` stand beside the numbers; ``words`` are the title and what is said of the line.
+    """
+    order = sorted(found, key=found.__getitem__)
     untested = len(classes) - len(order)
     shown: list[int | None] = list(order)
     if len(order) > LABELLED:
         shown = [*order[:WORST], None, *order[-BEST:]]
     figure = canvas(8, 0.23 * max(len(shown), 2) + 1)
     axes = figure.subplots()
-    overall = 100 * float(counts.diag().sum() / totals.sum().clamp_min(1))
     between = f"{len(order) - WORST - BEST} classes between these"
     bars(
         axes,
         [between if i is None else shorten(classes[i], 32) for i in shown],
-        [0 if i is None else float(accuracy[i]) for i in shown],
-        [
-            "" if i is None else f"{float(accuracy[i]):.1f}   {counts[i, i]:.0f} of {totals[i]:.0f}"
-            for i in shown
-        ],
-        [FAINT if i is None else BLUE if accuracy[i] >= overall else BRICK for i in shown],
+        [0 if i is None else found[i] for i in shown],
+        ["" if i is None else f"{found[i]:.1f}   {notes[i]}" for i in shown],
+        [FAINT if i is None else BLUE if found[i] >= overall else BRICK for i in shown],
         column=103,
     )
     for label, i in zip(axes.get_yticklabels(), shown, strict=True):
         label.set(color=MUTED if i is None else INK, style="italic" if i is None else "normal")
-    heading(axes, "accuracy by class, %", f"{untested} classes without images" * bool(untested))
+    heading(axes, words[0], f"{untested} classes without images" * bool(untested))
     if order:
         axes.axvline(overall, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(0, 122)
         axes.set_xticks(range(0, 101, 20))
         axes.tick_params(axis="x", colors=MUTED, labelsize=8)
-        axes.set_xlabel(f"line: {overall:.4g} % of all images", color=MUTED, fontsize=9)
+        axes.set_xlabel(words[1], color=MUTED, fontsize=9)
     else:
         say(axes, "no class has images")
     return save(figure, path)

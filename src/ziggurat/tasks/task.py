@@ -100,6 +100,10 @@ class Task(nn.Module):
         """What was counted since the last call, over all processes; starts afresh."""
         raise NotImplementedError
 
+    def by_class(self) -> dict[str, dict[str, float]]:
+        """Measures of each class at the last evaluation, by its name; not all tasks have any."""
+        return {}
+
     def deployed(self, model: nn.Module) -> nn.Module:
         """``model``, this task's own or its average, as users will load it."""
         return model

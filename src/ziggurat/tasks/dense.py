@@ -1,0 +1,271 @@
+"""What detection and segmentation share: how images and what is marked in them are augmented, how
+a backbone is opened for them, and how a model with a head is kept.
+
+A saved model is two files more than a classifier's: the backbone as any other saved model, so that
+anything can start from it, and beside it ``head.safetensors``, which holds all the rest, says which
+task it is of, and needs no recipe to be used.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import Field, model_validator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from ziggurat.data.images import BadImage
+from ziggurat.data.scenes import VOID
+from ziggurat.models.pretrained import beside, from_pretrained, locate, save_pretrained
+from ziggurat.models.weights import CheckpointError
+from ziggurat.tasks.augment import TRIES, as_bytes, open_wishing
+from ziggurat.tasks.task import Settings, Wanted
+
+HEAD = "head.safetensors"
+Side = Annotated[int, Field(ge=1, le=2**13)]
+
+
+class DenseSettings(Settings):
+    """How images are scaled, cut and coloured; what stands on the backbone."""
+
+    sides: tuple[Side, ...] = Field(min_length=1)  # short sides to choose from in training
+    longest: Side | None = None  # an image whose long side would be longer is made smaller
+    test_side: Side | None = None  # None: the last of sides
+    crop: tuple[Side, Side] | None = None  # height and width cut out in training
+    flip: float = Field(0.5, ge=0, le=1)
+    photometric: float = Field(0.0, ge=0, le=1)  # how often colours are distorted
+    mean: tuple[float, float, float] | None = None  # None: the backbone's, else ImageNet's
+    std: tuple[float, float, float] | None = None
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    norm: bool = True  # a LayerNorm on each level (ResT, supplement, Table 2)
+    freeze: bool = False  # train what stands on the backbone alone
+    width: int = Field(256, ge=4)  # channels of what stands on the backbone
+
+    @model_validator(mode="after")
+    def fits(self) -> Self:
+        """A long side is not shorter than the short one."""
+        if self.longest is not None and self.longest < max(*self.sides, self.short):
+            raise ValueError(f"longest should be at least {max(*self.sides, self.short)} pixels")
+        return self
+
+    @property
+    def short(self) -> int:
+        """The short side of an image that is tested."""
+        return self.test_side or self.sides[-1]
+
+
+class Marked(NamedTuple):
+    """One image as bytes, with what is marked in it."""
+
+    image: Tensor | None  # (3, H, W) uint8; None: it could not be read
+    target: dict[str, Tensor]
+    size: tuple[int, int]  # height and width that the file has
+    at: int  # its place in the set
+    bad: tuple[str, ...]  # "path: reason" of the files that could not be read on the way
+
+
+class DenseBatch(NamedTuple):
+    """Images of any sizes."""
+
+    images: list[Tensor]  # (3, H, W) uint8
+    targets: list[dict[str, Tensor]]
+    sizes: list[tuple[int, int]]
+    at: Tensor  # (B,)
+    bad: tuple[str, ...]
+
+
+class MarkedReader:
+    """index -> Marked: reads, augments, and notes what cannot be read.
+
+    ``read`` gives a picture and what is marked in it as torchvision's tv_tensors.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], tuple[Image.Image, dict[str, Any]]],
+        count: int,
+        transform: Callable[..., Any],
+        replace: bool,
+    ) -> None:
+        self.read, self.count, self.transform, self.replace = read, count, transform, replace
+
+    def __call__(self, index: int) -> Marked:
+        """The sample at ``index``, or the next that can be read."""
+        bad: list[str] = []
+        for i in range(min(TRIES, self.count) if self.replace else 1):
+            at = (index + i) % self.count
+            try:
+                picture, target = self.read(at)
+            except BadImage as error:
+                bad.append(str(error))
+                continue
+            image, target = self.transform(as_image(picture), target)
+            plain = {
+                key: torch.as_tensor(value).as_subclass(Tensor) for key, value in target.items()
+            }
+            size = (picture.height, picture.width)
+            return Marked(image.as_subclass(Tensor), plain, size, at, tuple(bad))
+        return Marked(None, {}, (0, 0), index, tuple(bad))
+
+
+def as_image(picture: Image.Image) -> tv_tensors.Image:
+    """Bytes (3, H, W)."""
+    return tv_tensors.Image(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+
+
+def collate_marked(samples: Sequence[Marked]) -> DenseBatch:
+    """One batch of all that could be read."""
+    read = [sample for sample in samples if sample.image is not None]
+    return DenseBatch(
+        [sample.image for sample in read if sample.image is not None],
+        [sample.target for sample in read],
+        [sample.size for sample in read],
+        torch.tensor([sample.at for sample in read], dtype=torch.long),
+        tuple(reason for sample in samples for reason in sample.bad),
+    )
+
+
+def scaled(sides: Sequence[int], longest: int | None) -> v2.Transform:
+    """The short side to one of ``sides``, the long one to no more than ``longest``."""
+    return v2.RandomShortestSize(list(sides), longest)
+
+
+def train_steps(settings: DenseSettings, first: v2.Transform) -> v2.Transform:
+    """Scale as ``first`` does, then distort, cut and flip; what is too small is padded."""
+    fills: dict[Any, Any] = {tv_tensors.Image: grey(settings), tv_tensors.Mask: 0}
+    fills[Labels] = VOID
+    steps: list[Any] = [first]
+    if settings.photometric:
+        steps.append(v2.RandomPhotometricDistort(p=settings.photometric))
+    if settings.crop:
+        steps.append(v2.RandomCrop(settings.crop, pad_if_needed=True, fill=fills))
+    steps += [v2.RandomHorizontalFlip(settings.flip), v2.ClampBoundingBoxes()]
+    return v2.Compose(steps)
+
+
+class Labels(tv_tensors.Mask):  # type: ignore[misc]
+    """A class for each pixel: a mask that is padded with no class."""
+
+
+def grey(settings: DenseSettings) -> tuple[int, ...]:
+    """What a padded pixel has: the mean colour, so that it is 0 once normalised."""
+    mean = settings.mean or IMAGENET_DEFAULT_MEAN
+    return tuple(round(255 * value) for value in mean)
+
+
+def open_backbone(wanted: Wanted, settings: DenseSettings) -> Any:
+    """The model that a recipe names, without a classifier, from wherever it starts."""
+    options = {"num_classes": 0} | wanted.options
+    backbone = open_wishing(wanted, options, {"drop_path_rate": settings.drop_path})
+    config = backbone.pretrained_cfg
+    learned = config if wanted.init else {}
+    config.update(
+        mean=settings.mean or learned.get("mean") or IMAGENET_DEFAULT_MEAN,
+        std=settings.std or learned.get("std") or IMAGENET_DEFAULT_STD,
+    )
+    return backbone
+
+
+class Normaliser(nn.Module):
+    """Bytes to what a backbone was made for."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.register_buffer("mean", as_bytes(config["mean"]), persistent=False)
+        self.register_buffer("std", as_bytes(config["std"]), persistent=False)
+
+    def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """(3, H, W) each."""
+        return [(image.float() - self.mean) / self.std for image in images]
+
+
+# What is kept.
+
+
+class Head(NamedTuple):
+    """What ``head.safetensors`` says of itself."""
+
+    task: str
+    settings: dict[str, Any]
+    about: dict[str, Any]  # classes, and what else the task wants to know
+
+
+def save_dense(
+    folder: Path,
+    model: Any,
+    backbone: Any,
+    task: Literal["detect", "segment"],
+    settings: Settings,
+    about: dict[str, Any],
+) -> None:
+    """Write a model with a ``pyramid``: its backbone, and everything else.
+
+    ``backbone`` is whole and gets the weights of the model's, which has lost what it does not use.
+    """
+    inner = "pyramid.backbone."
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    own = {name.removeprefix(inner): v for name, v in state.items() if name.startswith(inner)}
+    left = backbone.load_state_dict(own, strict=False)
+    assert not left.unexpected_keys, left
+    rest = {name: value for name, value in state.items() if not name.startswith(inner)}
+    said = {"settings": settings.model_dump(mode="json"), "about": about}
+    words = {key: json.dumps(value) for key, value in said.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{HEAD}.part"
+    save_file(rest, part, metadata={"format": "pt", "task": task} | words)
+    part.replace(folder / HEAD)
+    save_pretrained(backbone, folder, overwrite=True)
+
+
+def read_head(source: str | Path) -> Head | None:
+    """What a saved model's head says; None if it has none, as a classifier."""
+    file = beside(source, HEAD)
+    if file is None:
+        return None
+    try:
+        with safe_open(file, "pt") as found:
+            said = found.metadata() or {}
+        return Head(said["task"], json.loads(said["settings"]), json.loads(said["about"]))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{file} is not a head that `ziggurat train` wrote: {error}"
+        ) from None
+
+
+def load_head(model: nn.Module, source: str | Path) -> None:
+    """The weights of everything but the backbone."""
+    file = beside(source, HEAD)
+    if file is None:
+        raise CheckpointError(f"{source} has no {HEAD}: it is a backbone alone")
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    own = {n for n in model.state_dict() if not n.startswith("pyramid.backbone.")}
+    shapes = [n for n in own & found.keys() if found[n].shape != model.state_dict()[n].shape]
+    if own != found.keys() or shapes:
+        strange = sorted(own ^ found.keys()) or shapes
+        raise CheckpointError(
+            f"{file} does not fit its own settings: {strange[0]} and {len(strange) - 1} more"
+        )
+    model.load_state_dict(found, strict=False)
+
+
+def saved_backbone(source: str | Path, task: str) -> Any:
+    """The backbone of a saved model of ``task``."""
+    locate(str(source))
+    head = read_head(source)
+    if head is None or head.task != task:
+        raise CheckpointError(f"{source} is no model of the task {task}: it has no {HEAD} of one")
+    return from_pretrained(source)
