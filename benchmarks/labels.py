@@ -5,8 +5,8 @@
 
 A small-scale study. For each seed: masked autoencoding on all 50,000 images without their labels
 (hivit/mae_small, narrower), then the same model on 2,500 labelled ones, from scratch and from
-there, with the same steps on the same images; and a linear classifier on the frozen features of that
-encoder and of one that was never trained. Tested on the 10,000 test images.
+there, with the same steps on the same images; and a linear classifier on the frozen features of
+that encoder and of one that was never trained. Tested on the 10,000 test images.
 """
 
 from pathlib import Path

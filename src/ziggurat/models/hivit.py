@@ -44,9 +44,28 @@ class Units(NamedTuple):
         if self.ids is not None:
             raise ValueError("a masked image has no full map: take the visible units' tokens")
         cells = self.tokens.shape[2]
-        height, width = (-(-side * cells // self.side) for side in self.size)
+        height, width = self.begun(cells)
         whole = windows.join(self.tokens.flatten(2, 3).flatten(0, 1), cells, cells, *self.grid)
         return whole[:, :height, :width]
+
+    def begun(self, cells: int) -> tuple[int, int]:
+        """Rows and columns of cells that have pixels of the image, with ``cells`` to a unit."""
+        height, width = (-(-side * cells // self.side) for side in self.size)
+        return height, width
+
+    def inside(self) -> Tensor:
+        """The tokens; zeros, as around a convolution, for cells wholly beyond the image."""
+        cells = self.tokens.shape[2]
+        rows, cols = self.grid
+        height, width = self.begun(cells)
+        if (height, width) == (rows * cells, cols * cells):
+            return self.tokens
+        at = [torch.arange(n * cells, device=self.tokens.device) for n in self.grid]
+        known = (at[0] < height)[:, None] & (at[1] < width)
+        known = windows.split(known[None, :, :, None], cells, cells).unflatten(1, (cells, cells))
+        if self.ids is not None:
+            known = known[self.ids]
+        return self.tokens.masked_fill(~known, 0)
 
 
 class PatchEmbed(nn.Module):
@@ -112,7 +131,7 @@ class MlpStage(Stage):
 
     def forward(self, units: Units) -> Units:
         """The same cells, or half as many a side behind a merge."""
-        return units._replace(tokens=self.run(self.down(units.tokens)))
+        return units._replace(tokens=self.run(self.down(units.inside())))
 
 
 class WindowBlock(SwinTransformerBlock):
@@ -166,9 +185,10 @@ class WindowStage(Stage):
         """Windows cross the borders of units, so all units have to be there."""
         if units.ids is not None:
             raise ValueError('masked units can be left out only with shallow="mlp"')
-        x = self.down(units.tokens)
-        B, L, cells = x.shape[:3]
-        x = self.run(windows.join(x.flatten(2, 3).flatten(0, 1), cells, cells, *units.grid))
+        units = units._replace(tokens=self.down(units.inside()))
+        B, L, cells = units.tokens.shape[:3]
+        x = self.run(units.map()).permute(0, 3, 1, 2)  # padding is not there to be attended to
+        x = windows.pad_to_multiple(x, cells).permute(0, 2, 3, 1)
         x = windows.split(x, cells, cells).reshape(B, L, cells, cells, -1)
         return units._replace(tokens=x)
 
@@ -209,7 +229,7 @@ class MainStage(Stage):
 
     def forward(self, units: Units) -> Units:
         """Units of one cell each."""
-        x = self.down(units.tokens).flatten(1, 3)  # (B, units, C)
+        x = self.down(units.inside()).flatten(1, 3)  # (B, units, C)
         if units.pos is not None:
             x = x + units.pos.flatten(1, -2)
         x = self.run(x, units.grid, units.ids)
@@ -227,7 +247,7 @@ class HiViT(Backbone):
     An image may come with a ``mask`` of its units (True: hidden); only visible ones are computed.
 
     Departs: the official classifier takes only its own size; here the image is padded to whole
-    units and both positions are resized.
+    units, of which cells that have no pixel are merged as zeros, and both positions are resized.
     """
 
     first_conv = "patch_embed.proj"

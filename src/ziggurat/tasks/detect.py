@@ -189,7 +189,7 @@ class Detect(Task):
             rows.append([left, right])
         model.train(was_training)
         if rows:
-            self.last = drawing.sheet(rows, ("marked", "found"), path)
+            self.last = drawing.sheet(rows, ("marked", "found"), path, overlay.LEAST)
 
     def figures(self, folder: Path) -> list[Path]:
         """The last snapshot, and the average precision of each class."""

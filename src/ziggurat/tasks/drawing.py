@@ -134,36 +134,38 @@ def say(axes: "Axes", text: str) -> None:
     )  # fmt: skip
 
 
-def sheet(rows: Sequence[Sequence[Image.Image]], heads: Sequence[str], path: Path) -> Path:
-    """Images in rows, a heading over each column."""
-    tiles = [[enlarged(image) for image in row] for row in rows]
+def sheet(
+    rows: Sequence[Sequence[Image.Image]], heads: Sequence[str], path: Path, tile: int = TILE
+) -> Path:
+    """Images in rows, a heading over each column; the long side of each has ``tile`` pixels."""
+    tiles = [[enlarged(image, tile) for image in row] for row in rows]
     top, gap = 34, 14
     heights = [max(tile.height for tile in row) for row in tiles]
-    width = gap + len(heads) * (TILE + gap)
+    width = gap + len(heads) * (tile + gap)
     height = top + sum(heights) + gap * len(heights)
     figure = canvas(width / DPI, height / DPI, fitted=False)
     for i, head in enumerate(heads):
-        x = (gap + i * (TILE + gap)) / width
+        x = (gap + i * (tile + gap)) / width
         figure.text(x, 1 - 8 / height, head, va="top", fontsize=9.5, color=MUTED, **plain())
     below = top
     for row, tall in zip(tiles, heights, strict=True):
         below += tall
-        for i, tile in enumerate(row):
-            figure.figimage(np.asarray(tile), gap + i * (TILE + gap), height - below)
+        for i, image in enumerate(row):
+            figure.figimage(np.asarray(image), gap + i * (tile + gap), height - below)
         below += gap
     return save(figure, path)
 
 
-def enlarged(image: Image.Image) -> Image.Image:
+def enlarged(image: Image.Image, tile: int = TILE) -> Image.Image:
     """As large as a tile; a small one by whole pixels, so that they are seen as they are."""
     image = image.convert("RGB")
     longest = max(image.size)
     if longest <= SMALL:
-        scale = TILE // longest
+        scale = tile // longest
         width, height = (side * scale for side in image.size)
         image = image.resize((width, height), Image.Resampling.NEAREST)
     else:
-        width, height = (max(1, round(side * TILE / longest)) for side in image.size)
+        width, height = (max(1, round(side * tile / longest)) for side in image.size)
         image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3)
     return ImageOps.expand(image, border=2, fill=FAINT)  # white on white has an edge, too
 

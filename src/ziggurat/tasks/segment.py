@@ -387,7 +387,7 @@ class Segment(Task):
             rows.append([picture, *drawn])
         model.train(was_training)
         if rows:
-            self.last = drawing.sheet(rows, ("picture", "marked", "found"), path)
+            self.last = drawing.sheet(rows, ("picture", "marked", "found"), path, overlay.LEAST)
 
     def figures(self, folder: Path) -> list[Path]:
         """The last snapshot, and how well each class was found."""
