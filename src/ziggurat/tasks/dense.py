@@ -9,7 +9,7 @@ task it is of, and needs no recipe to be used.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -60,6 +60,9 @@ class DenseSettings(Settings):
     def short(self) -> int:
         """The short side of an image that is tested."""
         return self.test_side or self.sides[-1]
+
+
+S = TypeVar("S", bound=DenseSettings)
 
 
 class Marked(NamedTuple):
@@ -151,6 +154,17 @@ def train_steps(settings: DenseSettings, first: v2.Transform) -> v2.Transform:
     return v2.Compose(steps)
 
 
+class TestScale:
+    """The image is scaled, what is marked in it stays."""
+
+    def __init__(self, settings: DenseSettings) -> None:
+        self.scale = scaled((settings.short,), settings.longest)
+
+    def __call__(self, image: Any, target: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """As the model will see it."""
+        return self.scale(image), target
+
+
 class Labels(tv_tensors.Mask):  # type: ignore[misc]
     """A class for each pixel: a mask that is padded with no class."""
 
@@ -172,6 +186,12 @@ def open_backbone(wanted: Wanted, settings: DenseSettings) -> Any:
         std=settings.std or learned.get("std") or IMAGENET_DEFAULT_STD,
     )
     return backbone
+
+
+def settled(settings: S, config: Mapping[str, Any]) -> S:
+    """The settings with the mean and deviation that a backbone has come to."""
+    colours = {key: tuple(config[key]) for key in ("mean", "std")}
+    return settings.model_copy(update=colours)
 
 
 class Normaliser(nn.Module):

@@ -21,12 +21,14 @@ from ziggurat.tasks.dense import (
     DenseSettings,
     MarkedReader,
     Normaliser,
+    TestScale,
     collate_marked,
     load_head,
     open_backbone,
     save_dense,
     saved_backbone,
     scaled,
+    settled,
     train_steps,
 )
 from ziggurat.tasks.detectors import Detector, Found, Framework
@@ -60,7 +62,7 @@ class Detect(Task):
 
     def __init__(self, backbone: Any, settings: DetectSettings, data: ObjectData) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings = settings = settled(settings, backbone.pretrained_cfg)
         self.data = data
         self.whole = [backbone]  # with what a detector leaves out: to be saved
         self.model = detector(backbone, settings, len(data.classes))
@@ -304,14 +306,3 @@ class DropEmpty(nn.Module):
         boxes = target["boxes"].as_subclass(Tensor)
         keep = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
         return image, {key: value[keep] for key, value in target.items()}
-
-
-class TestScale:
-    """The image is scaled, what is marked in it stays."""
-
-    def __init__(self, settings: DenseSettings) -> None:
-        self.scale = scaled((settings.short,), settings.longest)
-
-    def __call__(self, image: Any, target: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """As the model will see it."""
-        return self.scale(image), target

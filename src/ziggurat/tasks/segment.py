@@ -34,6 +34,7 @@ from ziggurat.tasks.dense import (
     MarkedReader,
     Normaliser,
     Side,
+    TestScale,
     collate_marked,
     load_head,
     open_backbone,
@@ -41,9 +42,9 @@ from ziggurat.tasks.dense import (
     save_dense,
     saved_backbone,
     scaled,
+    settled,
     train_steps,
 )
-from ziggurat.tasks.detect import TestScale
 from ziggurat.tasks.pyramid import STRIDES, Pyramid, layers_of, undecayed
 from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
 
@@ -238,7 +239,7 @@ class Segment(Task):
 
     def __init__(self, backbone: Any, settings: SegmentSettings, data: SceneData) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings = settings = settled(settings, backbone.pretrained_cfg)
         self.data = data
         self.whole = [backbone]  # with what UPerNet leaves out: to be saved
         classes = len(data.classes)
