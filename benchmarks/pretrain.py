@@ -98,13 +98,13 @@ class Step:
         self.model(self.images).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def seconds(self) -> float:
-        """How long a whole step takes."""
-        start = time.perf_counter()
+    def seconds(self) -> tuple[float, float]:
+        """How long a whole step takes, and how long processors are busy with it."""
+        start, work = time.perf_counter(), time.process_time()
         self.model(self.images).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - work
 
 
 def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
@@ -112,8 +112,8 @@ def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
     steps = {way: Step(way, batch) for way in WAYS}
     for step in steps.values():
         step.seconds()
-    spent: dict[str, list[float]] = {way: [] for way in WAYS}
-    ours: dict[str, list[float]] = {way: [] for way in WAYS}
+    spent: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    ours: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for i in track(range(rounds), "rounds", transient=True):
         for way in WAYS:  # ours beside itself shows what the machine's moods are
             turns = [(ours, OURS), (spent, way)]
@@ -122,16 +122,22 @@ def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
     memory = {way: peak_memory(step.backward) for way, step in steps.items()}
     found = []
     for way in WAYS:
-        ratios = [a / b for a, b in zip(spent[way], ours[way], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        pairs = list(zip(spent[way], ours[way], strict=True))
+        low, middle, high = statistics.quantiles([a[0] / b[0] for a, b in pairs], n=4)
+        work = statistics.quantiles([a[1] / b[1] for a, b in pairs], n=4)
         found.append(
             {
                 "way": way,
                 "batch": batch,
                 "rounds": rounds,
                 "time": round(middle, 3),
-                "seconds": [round(statistics.median(x), 3) for x in (spent[way], ours[way])],
+                "seconds": [
+                    round(statistics.median(x[0] for x in part), 3)
+                    for part in (spent[way], ours[way])
+                ],
                 "time_quartiles": [round(low, 3), round(high, 3)],
+                "work": round(work[1], 4),
+                "work_quartiles": [round(work[0], 4), round(work[2], 4)],
                 "memory": round(memory[way] / memory[OURS], 3),
                 "memory_mib": round(memory[way] / 2**20, 1),
             }
@@ -142,14 +148,14 @@ def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
 def markdown(found: list[dict[str, Any]]) -> str:
     """The rows as the README shows them."""
     lines = [
-        "| a step of | time, ours = 1 | middle half of the rounds | memory |",
-        "| --- | --- | --- | --- |",
+        "| a step of | time, ours = 1 | middle half of the rounds | processor time | memory |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for row in found:
         low, high = row["time_quartiles"]
         lines.append(
             f"| {row['way']} | **{row['time']:.2f}** | {low:.2f} to {high:.2f} "
-            f"| {row['memory']:.2f} |"
+            f"| {row['work']:.2f} | {row['memory']:.2f} |"
         )
     return "\n".join(lines)
 

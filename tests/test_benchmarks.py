@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cifar10  # noqa: E402  (scripts, not a package)
+import dense  # noqa: E402
 import distill  # noqa: E402
+import labels  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
 import pretrain  # noqa: E402
@@ -69,9 +71,12 @@ def test_digits_are_learned() -> None:
 # Studies: the README shows what the committed files hold.
 
 
-@pytest.mark.parametrize("table", [cifar10, distill], ids=lambda table: table.__name__)
+@pytest.mark.parametrize("table", [cifar10, distill, labels, dense], ids=lambda t: t.__name__)
 def test_the_readme_shows_a_studys_results(table: Any) -> None:
-    assert table.markdown() in (ROOT / "README.md").read_text()
+    shown = (
+        [table.markdown(kind) for kind in dense.EPOCHS] if table is dense else [table.markdown()]
+    )
+    assert all(part in (ROOT / "README.md").read_text() for part in shown)
     for runs in study.kept(table.RESULTS).values():
         for found in runs:
             for key in ("command", "seed", "commit", "hardware"):
@@ -93,6 +98,17 @@ def test_nest_is_ahead_of_deit() -> None:
     assert top["nest"] > top["deit"]
 
 
+def test_pretraining_helps_where_labels_are_few() -> None:
+    """Three seeds each: fine-tuned against from scratch, probed against a random encoder."""
+    found = study.kept(labels.RESULTS)
+    top = {arm: [one["measured"]["test"]["top1"] for one in found[arm]] for arm in labels.ARMS}
+    assert all(len(values) >= 3 for values in top.values())
+    assert min(top["tuned"]) > max(top["scratch"])
+    assert min(top["probed"]) > max(top["random"])
+    steps = [{one["measured"]["steps"] for one in found[arm]} for arm in ("tuned", "scratch")]
+    assert steps[0] == steps[1]
+
+
 def test_the_readme_shows_what_dropping_units_saves() -> None:
     """HiViT, Section 4.2: almost twice as fast as feeding all."""
     found = json.loads(pretrain.RESULTS.read_text())["measured"]
@@ -101,6 +117,9 @@ def test_the_readme_shows_what_dropping_units_saves() -> None:
     everything = by_way["HiViT-B, fed with all units"]
     assert everything["time"] >= 2
     assert everything["memory"] > 1
+    official = by_way["HiViT-B, all embedded, then dropped (official code)"]
+    assert official["work"] > 1
+    assert official["memory"] > 1
 
 
 # Cost against resolution.

@@ -12,13 +12,16 @@ from ziggurat.engine import measure
 from ziggurat.engine import recipe as recipes
 from ziggurat.engine.recipe import ROWS, Recipe, RecipeError, parse, read, value_of
 from ziggurat.tasks.augment import ImageSettings
+from ziggurat.tasks.dense import DenseSettings
+from ziggurat.tasks.detect import DetectSettings, detector
+from ziggurat.tasks.segment import SegmentSettings, segmenter
 
 ANY = [name for name in recipes.names() if name.startswith("any/")]  # for models of one's own
 SMALL = [name for name in recipes.names() if name.endswith(("_small", "/digits"))]
 PAPERS = [name for name in recipes.names() if name not in ANY + SMALL]
 CLASSES = {
     "digits": 10, "cifar10": 10, "cifar100": 100, "pets": 37, "cars": 196, "chestxray8": 8,
-    "imagenet": 1000, "imagenet21k": 21841,
+    "imagenet": 1000, "imagenet21k": 21841, "coco": 80, "ade20k": 150,
 }  # fmt: skip
 YOURS = {"model": "nest_tiny", "data": "digits"}
 NEEDY = [name for name in recipes.names() if read(name)[1].get("needs_init")]
@@ -49,11 +52,19 @@ def setting(recipe: Recipe, key: str) -> Any:
 
 
 def build(recipe: Recipe) -> nn.Module:
-    """The model of a recipe on the meta device."""
-    settings = recipe.settings
+    """The model of a recipe on the meta device, a detector or segmenter with all that is on it."""
+    settings, classes = recipe.settings, CLASSES[recipe.data]
+    if isinstance(settings, DenseSettings):
+        options = {"num_classes": 0, "drop_path_rate": settings.drop_path}
+        backbone = measure.build(recipe.model, None, **options | recipe.model_args)
+        with torch.device("meta"):
+            if isinstance(settings, DetectSettings):
+                return detector(backbone, settings, classes).eval()
+            assert isinstance(settings, SegmentSettings)
+            return segmenter(backbone, settings, classes).eval()
     assert isinstance(settings, ImageSettings)
     options = {
-        "num_classes": 0 if recipe.task == "pretrain" else CLASSES[recipe.data],
+        "num_classes": 0 if recipe.task == "pretrain" else classes,
         "drop_path_rate": settings.drop_path,
         "drop_rate": settings.drop,
     }
@@ -126,9 +137,15 @@ def test_a_small_recipe_says_that_it_is_no_papers(name: str) -> None:
 @every_small_one
 def test_a_small_recipe_runs_at_its_size(name: str) -> None:
     for recipe in rows_of(name):
+        model: Any = build(recipe)
+        if isinstance(recipe.settings, DenseSettings):
+            side = recipe.settings.short
+            image = torch.zeros(3, side, side, device="meta")
+            finest = model.features([image])["0"] if recipe.task == "detect" else model([image])
+            assert finest.shape[2] == side // (8 if "retinanet" in name else 4)
+            continue
         side = setting(recipe, "img_size")
         images = torch.zeros(2, 3, side, side, device="meta")
-        model: Any = build(recipe)
         width = model.num_features if recipe.task == "pretrain" else 10
         assert model(images).shape == (2, width)
 
@@ -190,6 +207,17 @@ TRANSFER = dict(
     batch=768, peak_lr=0.01, epochs=1000, warmup_epochs=5, weight_decay=1e-4, optimizer="sgd",
     momentum=0.9, erase=0, drop_path=0, img_size=224, repeats=3,
 )  # fmt: skip
+DENSE = dict(
+    optimizer="adamw", weight_decay=0.05, clip_grad=None, ema=None, precision="fp32", flip=0.5,
+    freeze=False,
+)  # fmt: skip
+COCO = DENSE | dict(
+    batch=16, peak_lr=1e-4, schedule="step", decay_rate=0.1, width=256, anchor=32, norm=True,
+    most=100, least_score=0.05,
+)  # fmt: skip
+ONCE = COCO | dict(epochs=12.28, decay_at=(8.19, 10.92), layer_decay=None, crop_first=0)
+REGIONVIT_COCO = ONCE | dict(sides=(672,), longest=1120, drop_path=0.2)
+REST_COCO = ONCE | dict(sides=(640, 672, 704, 736, 768, 800), longest=1333)
 
 EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
     ("nest/imagenet", "nest_tiny"): NEST
@@ -250,6 +278,20 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
     ("regionvit/imagenet21k", "regionvit_b"): IN21K,
     ("regionvit/imagenet384", "regionvit_m"): REGIONVIT_384,
     ("regionvit/imagenet384", "regionvit_b_plus"): REGIONVIT_384,
+    ("regionvit/coco_retinanet", "regionvit_s"): REGIONVIT_COCO | dict(framework="retinanet"),
+    ("regionvit/coco_retinanet", "regionvit_b_plus"): REGIONVIT_COCO,
+    ("regionvit/coco_maskrcnn", "regionvit_s"): REGIONVIT_COCO | dict(framework="maskrcnn"),
+    ("regionvit/coco_maskrcnn", "regionvit_b_plus"): REGIONVIT_COCO,
+    ("rest/coco_retinanet", "rest_small"): REST_COCO | dict(framework="retinanet", drop_path=0.1),
+    ("rest/coco_retinanet", "rest_base"): REST_COCO | dict(drop_path=0.2),
+    ("hivit/coco_maskrcnn", "hivit_base"): COCO
+    | dict(
+        peak_lr=3e-4, epochs=12, decay_at=(9, 11), layer_decay=0.9, drop_path=0.2, crop_first=0.5
+    )
+    | dict(sides=tuple(range(480, 801, 32)), longest=1333, framework="maskrcnn"),
+    ("hivit/ade20k_upernet", "hivit_base"): DENSE
+    | dict(batch=32, peak_lr=4e-5, schedule="poly", power=1, layer_decay=0.75, drop_path=0.1)
+    | dict(crop=(512, 512), slide=(512, 512), aux_weight=0.4, width=512, norm=False),
     ("regionvit/transfer", "regionvit_s"): TRANSFER,
     ("regionvit/transfer", "regionvit_m"): TRANSFER,
 }
@@ -258,7 +300,7 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize(("name", "model"), EXPECTED)
 def test_a_papers_numbers_are_those_of_its_code(name: str, model: str) -> None:
     recipe = load(name, model)
-    shared = {} if recipe.task == "pretrain" else SHARED
+    shared = SHARED if recipe.task in ("classify", "distill") else {}
     for key, value in (shared | EXPECTED[name, model]).items():
         expected = pytest.approx(value, rel=1e-9, abs=1e-11) if is_number(value) else value
         assert setting(recipe, key) == expected, key
@@ -270,6 +312,18 @@ def is_number(value: Any) -> bool:
 
 def test_no_papers_recipe_is_left_unchecked() -> None:
     assert {name for name, _ in EXPECTED} == set(PAPERS)
+
+
+def test_what_is_trained_longer_or_larger_is_a_row_of_its_own() -> None:
+    once, thrice = rows_of("hivit/coco_maskrcnn")
+    assert (thrice.epochs, thrice.decay_at, thrice.peak_lr) == (36, (27, 33), 1e-4)
+    assert thrice.paper["ap"] > once.paper["ap"]
+    for name in ("regionvit/coco_retinanet", "regionvit/coco_maskrcnn"):
+        *_, usual, large = rows_of(name)
+        assert usual.model_args == large.model_args == {"windows": 14, "peg": True}
+        assert (setting(large, "sides"), setting(large, "longest")) == ((896,), 1344)
+    norms = [setting(recipe, "norm") for recipe in rows_of("rest/coco_retinanet")]
+    assert norms == [True, True, False, False]
 
 
 def test_larger_regions_are_used_for_larger_images() -> None:
@@ -314,6 +368,11 @@ def test_mae_decays_no_weight_but_timms_lars_adapts_only_what_decays() -> None:
         "regionvit/imagenet": ("82.6", "83.2", "default is 5", "14, 14, 14 and 7"),
         "regionvit/imagenet384": ("0.002", "0.0002", "73.4"),
         "regionvit/transfer": ("erasing",),
+        "regionvit/coco_retinanet": ("beside the", "BGR", "windows of 14"),
+        "regionvit/coco_maskrcnn": ("without the mask head",),
+        "rest/coco_retinanet": ("norm=false", "path"),
+        "hivit/coco_maskrcnn": ("1e-4", "14 x 14", "middle of a stage"),
+        "hivit/ade20k_upernet": ("4e-5", "1e-3", "80,000"),
     }.items(),
 )
 def test_a_note_says_where_paper_and_code_disagree(name: str, words: tuple[str, ...]) -> None:
@@ -389,7 +448,8 @@ MISTAKES = {
     "lr = []": "lr should be a valid number, got []",
     "betas = [0.9]": "betas.1 is missing",
     "mean = [0, 0]": "mean.2 is missing",
-    "schedule = 'linear'": "schedule should be 'cosine', 'step' or 'constant', got 'linear'",
+    "schedule = 'linear'": "schedule should be 'cosine', 'step', 'poly' or 'constant', "
+    "got 'linear'",
     "crop = 'centre'": "crop should be 'resized', 'pad' or 'none', got 'centre'",
     "freeze = 'perhaps'": "freeze should be a valid boolean, unable to interpret input, "
     "got 'perhaps'",

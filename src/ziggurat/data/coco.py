@@ -104,6 +104,11 @@ class ObjectImages:
                 areas[i] = self.mask(index, found, i).sum()
         return found
 
+    def boxed(self) -> int:
+        """How many objects have a box alone, and no mask."""
+        assert isinstance(self.found.segments, Texts)
+        return int((np.diff(self.found.segments.ends) == 0).sum())
+
     def mask(self, index: int, objects: Objects, i: int) -> np.ndarray:
         """The pixels (H, W) of one of an image's objects."""
         width, height = self.size(index)

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from ziggurat.data.files import written_whole
 from ziggurat.data.images import BadImage, as_rgb, read_image
 from ziggurat.data.masks import encoded
+from ziggurat.engine.recipe import mistake
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import TASKS, overlay
@@ -56,7 +58,10 @@ class Finder:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.task = head.task
         kind: Any = TASKS[head.task]
-        self.settings = kind.Settings(**head.settings)
+        try:
+            self.settings = kind.Settings(**head.settings)
+        except ValidationError as error:
+            raise CheckpointError(f"{source}: the settings of its head: {mistake(error)}") from None
         self.classes: tuple[str, ...] = tuple(head.about["classes"])
         self.ids: list[int] = head.about.get("category_ids") or list(range(len(self.classes)))
         backbone = from_pretrained(source)

@@ -27,6 +27,7 @@ from ziggurat.data.scenes import VOID
 from ziggurat.models.pretrained import beside, from_pretrained, locate, save_pretrained
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks.augment import TRIES, as_bytes, open_wishing
+from ziggurat.tasks.classify import some
 from ziggurat.tasks.task import Settings, Wanted
 
 HEAD = "head.safetensors"
@@ -256,8 +257,14 @@ def read_head(source: str | Path) -> Head | None:
     try:
         with safe_open(file, "pt") as found:
             said = found.metadata() or {}
-        return Head(said["task"], json.loads(said["settings"]), json.loads(said["about"]))
-    except (SafetensorError, KeyError, ValueError) as error:
+        head = Head(said["task"], json.loads(said["settings"]), json.loads(said["about"]))
+        if head.task not in ("detect", "segment"):
+            raise ValueError(f"its task is {head.task!r}")
+        names, ids = head.about["classes"], head.about.get("category_ids")
+        if not all(isinstance(name, str) for name in names) or len(ids or names) != len(names):
+            raise ValueError("its classes have no names, or other numbers than names")
+        return head._replace(settings=dict(head.settings))
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{file} is not a head that `ziggurat train` wrote: {error}"
         ) from None
@@ -280,6 +287,17 @@ def load_head(model: nn.Module, source: str | Path) -> None:
             f"{file} does not fit its own settings: {strange[0]} and {len(strange) - 1} more"
         )
     model.load_state_dict(found, strict=False)
+
+
+def check_known(source: str | Path, classes: Sequence[str]) -> None:
+    """See that a saved model looks for the data's classes, in their order."""
+    head = read_head(source)
+    known = [] if head is None else list(head.about["classes"])
+    if known != list(classes):
+        raise CheckpointError(
+            f"{source} knows {len(known)} classes, {some(known)}; the data has {len(classes)}, "
+            f"{some(classes)}: measure it on data with its own"
+        )
 
 
 def saved_backbone(source: str | Path, task: str) -> Any:

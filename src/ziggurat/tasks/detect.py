@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from ziggurat.data.coco import ObjectData, ObjectImages, masks, open_objects
+from ziggurat.data.coco import ObjectData, ObjectImages, open_objects
 from ziggurat.tasks import drawing, figures, overlay
 from ziggurat.tasks.dense import (
     DenseBatch,
@@ -22,6 +22,7 @@ from ziggurat.tasks.dense import (
     MarkedReader,
     Normaliser,
     TestScale,
+    check_known,
     collate_marked,
     load_head,
     open_backbone,
@@ -36,6 +37,7 @@ from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
 
 SHOWN = 6  # test images that are drawn for people
 SURE = 0.3  # score of a box that is drawn
+FEW = 0.01  # of the objects may be without the mask that Mask R-CNN learns
 MEASURES = {  # torchmetrics' names to ours
     "map": "ap", "map_50": "ap50", "map_75": "ap75", "map_small": "ap_small",
     "map_medium": "ap_medium", "map_large": "ap_large",
@@ -75,8 +77,16 @@ class Detect(Task):
 
     @classmethod
     def open(cls, spec: str, settings: Any, seed: int | None) -> ObjectData:
-        """COCO's folders, or one json file."""
-        return open_objects(spec, seed)
+        """COCO's folders, or one json file; for Mask R-CNN with masks."""
+        data = open_objects(spec, seed)
+        for images in (data.train, data.test) if settings.framework == "maskrcnn" else ():
+            boxed, count = images.boxed(), len(images.found.ids)
+            if boxed > FEW * count:
+                raise ValueError(
+                    f"{data.name}: {boxed} of {count} objects have a box but no mask, which Mask "
+                    "R-CNN learns: take framework = retinanet, or mark them"
+                )
+        return data
 
     @classmethod
     def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
@@ -85,8 +95,10 @@ class Detect(Task):
 
     @classmethod
     def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
-        """A detector that ``save`` wrote."""
-        task = cls(saved_backbone(source, "detect"), settings, data)
+        """A detector that ``save`` wrote, for data with its classes."""
+        backbone = saved_backbone(source, "detect")
+        check_known(source, data.classes)
+        task = cls(backbone, settings, data)
         load_head(task.model, source)
         return task
 
@@ -157,6 +169,8 @@ class Detect(Task):
                 if value >= 0:
                     own = self.classes.setdefault(self.data.classes[number], {})
                     own[f"{ours}ap"] = 100 * value
+        if self.best not in measures:
+            raise ValueError(f"the {images} test images that could be read show crowds at most")
         return measures | {"images": images}
 
     def by_class(self) -> dict[str, dict[str, float]]:
@@ -267,8 +281,10 @@ class Objects:
             target["iscrowd"] = torch.from_numpy(found.crowd[keep]).long()
             target["area"] = torch.from_numpy(found.areas[keep])
         if self.masked:
-            shapes = masks([found.segments[i] for i in keep], height, width)
-            target["masks"] = tv_tensors.Mask(torch.from_numpy(shapes.astype("uint8")))
+            shapes = torch.zeros(len(keep), height, width, dtype=torch.uint8)
+            for shape, i in zip(shapes, keep, strict=True):
+                shape.copy_(torch.from_numpy(self.images.mask(index, found, i)))
+            target["masks"] = tv_tensors.Mask(shapes)
         return picture, target
 
 
@@ -299,10 +315,12 @@ class Cut(nn.Module):
 
 
 class DropEmpty(nn.Module):
-    """Leave out objects of which a cut has left less than a pixel."""
+    """Leave out objects of which a cut has left less than a pixel, or none of the mask."""
 
     def forward(self, image: Any, target: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """All that belongs to an object goes together."""
         boxes = target["boxes"].as_subclass(Tensor)
         keep = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
+        if "masks" in target:
+            keep &= target["masks"].as_subclass(Tensor).bool().flatten(1).any(1)
         return image, {key: value[keep] for key, value in target.items()}

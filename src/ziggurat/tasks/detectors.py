@@ -8,6 +8,7 @@ multiples of 32 and take the quotient of image and map for the stride, which is 
 that is not whole; here nothing is padded before the backbone, and each level knows its stride.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -19,8 +20,10 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.ops import FeaturePyramidNetwork
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
+from torchvision.ops.poolers import LevelMapper
 
 from ziggurat.tasks.pyramid import STRIDES, Pyramid, layers_of, undecayed
 
@@ -50,10 +53,40 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
         """(anchors, 4) for each image: the same for all of a batch."""
         first = feature_maps[0]
         strides = [[torch.tensor(s, device=first.device)] * 2 for s in self.strides]
-        self.set_cell_anchors(first.dtype, first.device)
+        self.set_cell_anchors(wide(first).dtype, first.device)
         sizes = [list(level.shape[-2:]) for level in feature_maps]
         anchors = torch.cat(self.grid_anchors(sizes, strides))
         return [anchors] * len(image_list.image_sizes)
+
+
+class RoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
+    """torchvision's, which would guess the strides from the first images it sees, once for all."""
+
+    def __init__(self, size: int, strides: Sequence[int]) -> None:
+        super().__init__([str(i) for i in range(len(strides))], size, sampling_ratio=2)
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = LevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least: half precision has too few digits for where a box is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Proposals(RPNHead):  # type: ignore[misc]
+    """torchvision's, with digits enough."""
+
+    def forward(self, levels: list[Tensor]) -> tuple[list[Tensor], ...]:
+        """Scores and offsets of every anchor, a tensor for each level."""
+        return tuple([wide(level) for level in found] for found in super().forward(levels))
+
+
+class Boxes(FastRCNNPredictor):  # type: ignore[misc]
+    """torchvision's, with digits enough."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Scores of every class, and a box for each."""
+        return tuple(wide(found) for found in super().forward(x))
 
 
 class Levels(nn.Module):
@@ -95,7 +128,9 @@ class Detector(nn.Module):
         stub, every = Levels(width), [*strides, *more]
         self.heads: Any
         if framework == "retinanet":
-            self.fpn = FeaturePyramidNetwork(channels, width, LastLevelP6P7(channels[-1], width))
+            last = LastLevelP6P7(channels[-1], width)
+            last.use_P5 = False  # also where it is as wide as the backbone's last
+            self.fpn = FeaturePyramidNetwork(channels, width, last)
             scaled = [tuple(int(side * 2 ** (i / 3)) for i in range(3)) for side in anchors]
             self.heads = RetinaNet(
                 stub,
@@ -109,8 +144,11 @@ class Detector(nn.Module):
             self.heads = MaskRCNN(
                 stub,
                 rpn_anchor_generator=Anchors([(side,) for side in anchors], every, RATIOS),
+                rpn_head=Proposals(width, len(RATIOS)),
+                box_roi_pool=RoIAlign(7, strides),
                 box_head=TwoMLPHead(width * 7**2, 4 * width),
-                box_predictor=FastRCNNPredictor(4 * width, classes + 1),  # background is 0
+                box_predictor=Boxes(4 * width, classes + 1),  # background is 0
+                mask_roi_pool=RoIAlign(14, strides),
                 mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
                 mask_predictor=MaskRCNNPredictor(width, width, classes + 1),
                 box_score_thresh=least_score,
@@ -141,7 +179,7 @@ class Detector(nn.Module):
         self, batch: ImageList, levels: list[Tensor], targets: Sequence[dict[str, Tensor]] | None
     ) -> Any:
         """Classes and boxes of every anchor."""
-        outputs = self.heads.head(levels)
+        outputs = {key: wide(value) for key, value in self.heads.head(levels).items()}
         anchors = self.heads.anchor_generator(batch, levels)
         if targets is not None:
             return self.heads.compute_loss(targets, outputs, anchors)

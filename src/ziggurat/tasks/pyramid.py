@@ -69,11 +69,10 @@ class Pyramid(nn.Module):
         if not hasattr(backbone, "forward_intermediates"):
             name = getattr(backbone, "name", None) or type(backbone).__name__
             raise ValueError(f"{name} gives no maps of its stages: take another model")
-        stages = [
-            (i, info["num_chs"], info["reduction"])
-            for i, info in enumerate(backbone.feature_info)
-            if info["reduction"] >= min(STRIDES)
+        every = [
+            (i, info["num_chs"], info["reduction"]) for i, info in enumerate(backbone.feature_info)
         ]
+        stages = [stage for stage in every if stage[2] >= min(STRIDES)] or every
         self.strides = tuple(strides)
         own = [stride for _, _, stride in stages]
         level_of = spread if len(set(own)) < len(own) else nearest
@@ -169,4 +168,5 @@ def layers_of(pyramid: Pyramid, prefix: str) -> Callable[[str], tuple[float, ...
 
 def undecayed(pyramid: Pyramid, prefix: str) -> set[str]:
     """What the backbone names as not to be decayed, under the names it has here."""
-    return {f"{prefix}backbone.{name}" for name in pyramid.backbone.no_weight_decay()}
+    named: Any = getattr(pyramid.backbone, "no_weight_decay", set)()  # timm's ResNets name nothing
+    return {f"{prefix}backbone.{name}" for name in named}
