@@ -37,8 +37,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for i in range(count):
                 pixels = chance.integers(0, 255, (16, 16, 3), np.uint8)
                 Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
-    made_objects(tmp_path / "objects", 20)
-    made_scenes(tmp_path / "scenes", 20)
+    made_objects(tmp_path / "objects", 16)
+    made_scenes(tmp_path / "scenes", 8)
     (tmp_path / "digits").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digits" / "3.png")
     monkeypatch.chdir(tmp_path)

@@ -367,7 +367,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
             one: dict[str, Any] = {
                 "id": 1 + len(objects), "image_id": 50 + i, "bbox": [x, y, w, h],
                 "category_id": small_objects.CATEGORIES[int(chance.integers(0, 2))]["id"],
-                "iscrowd": int(chance.random() < 0.15), "area": w * h * chance.uniform(0.8, 1),
+                "iscrowd": int(chance.random() < 0.15), "area": w * h * chance.uniform(0.3, 1),
                 "segmentation": [small_objects.rectangle((x, y, w, h))],
             }  # fmt: skip
             if one["iscrowd"]:

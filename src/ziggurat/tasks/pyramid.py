@@ -116,9 +116,16 @@ class Pyramid(nn.Module):
 
     def levels(self, images: Tensor) -> list[Tensor]:
         """(B, C, H, W) of one size -> levels of ceil(H / stride) x ceil(W / stride)."""
-        maps = self.backbone.forward_intermediates(
-            images, self.taken, intermediates_only=True, stop_early=True
-        )
+        try:
+            maps = self.backbone.forward_intermediates(
+                images, self.taken, intermediates_only=True, stop_early=True
+            )
+        except AssertionError as error:  # timm's way to say it; ours take any size
+            height, width = images.shape[2:]
+            raise ValueError(
+                f"{type(self.backbone).__name__} takes no images of {height} x {width} pixels: "
+                f"{error} Take another model, or crop and test_side that fit this one"
+            ) from None
         found = []
         for stage, stride, resample, norm in zip(
             self.stage, self.strides, self.resample, self.norms, strict=True
