@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import ziggurat
-from tests.data.small_dense import made_objects, made_scenes
+from tests.tasks import small_objects, small_scenes
 from ziggurat.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -37,8 +37,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for i in range(count):
                 pixels = chance.integers(0, 255, (16, 16, 3), np.uint8)
                 Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
-    made_objects(tmp_path / "objects", 16)
-    made_scenes(tmp_path / "scenes", 8)
+    small_objects.write(tmp_path / "objects", {"train": 16, "val": 4})
+    small_scenes.write(tmp_path / "scenes", {"train": 8, "val": 4})
     (tmp_path / "digits").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digits" / "3.png")
     monkeypatch.chdir(tmp_path)

@@ -215,7 +215,7 @@ COCO = DENSE | dict(
     batch=16, peak_lr=1e-4, schedule="step", decay_rate=0.1, width=256, anchor=32, norm=True,
     most=100, least_score=0.05,
 )  # fmt: skip
-ONCE = COCO | dict(epochs=12.28, decay_at=(8.19, 10.92), layer_decay=None, crop_first=0)
+ONCE = COCO | dict(epochs=12.17, decay_at=(8.12, 10.82), layer_decay=None, crop_first=0)
 REGIONVIT_COCO = ONCE | dict(sides=(672,), longest=1120, drop_path=0.2)
 REST_COCO = ONCE | dict(sides=(640, 672, 704, 736, 768, 800), longest=1333)
 

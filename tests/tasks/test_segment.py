@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torchvision import tv_tensors
 
 import ziggurat
 from tests.engine.small_runs import small
+from tests.tasks.small_scenes import CLASSES, write
 from tests.tasks.test_masking import FAMILIES
 from ziggurat.data.loading import seed_all
 from ziggurat.data.scenes import VOID, SceneData, open_scenes
@@ -39,43 +39,14 @@ from ziggurat.tasks.segment import (
 )
 from ziggurat.tasks.task import Wanted
 
-CLASSES = ("ground", "square", "disc", "unicorn")  # the last is nowhere
 NEST = "nest_tiny_cifar"
 OURS = [name for name in FAMILIES if not name.startswith("timm/")]
 SMALL: dict[str, Any] = {"sides": (32,), "crop": (32, 32), "flip": 0.0, "width": 16}
 
 
-def scene(number: int, size: tuple[int, int]) -> tuple[Image.Image, np.ndarray]:
-    """A red square and a blue disc on green ground, void around the square."""
-    chance = np.random.default_rng(number)
-    H, W = size
-    y, x = np.mgrid[:H, :W]
-    labels = np.zeros(size, np.uint8)
-    top, left = (int(chance.integers(0, side // 3)) for side in size)
-    side = min(size) // 3
-    near = (abs(y - top - side // 2) <= side // 2 + 1) & (
-        abs(x - left - side // 2) <= side // 2 + 1
-    )
-    labels[near] = VOID
-    labels[top : top + side, left : left + side] = 1
-    labels[(y - 0.75 * H) ** 2 + (x - 0.75 * W) ** 2 < (min(size) / 5) ** 2] = 2
-    colours = np.array([(40, 160, 60), (200, 40, 40), (40, 60, 200)])
-    pixels = colours[np.where(labels == VOID, 0, labels)] + chance.integers(-30, 30, (*size, 3))
-    return Image.fromarray(pixels.astype(np.uint8)), labels
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("scenes")
-    for split, count in (("train", 8), ("val", 4)):
-        for kind in ("images", "masks"):
-            (root / split / kind).mkdir(parents=True)
-        for i in range(count):
-            picture, labels = scene(i + 100 * (split == "val"), ((32, 40), (45, 36))[i % 2])
-            picture.save(root / split / "images" / f"{i}.png")
-            Image.fromarray(labels).save(root / split / "masks" / f"{i}.png")
-    (root / "classes.txt").write_text("\n".join(CLASSES))
-    return root
+    return write(tmp_path_factory.mktemp("scenes"), {"train": 8, "val": 4})
 
 
 @pytest.fixture(scope="module")
