@@ -215,6 +215,12 @@ def test_polygons_that_cannot_be_drawn_are_left_out_and_counted(tmp_path: Path) 
         ),
         ({"segmentation": {"size": [8, 10], "counts": [90, -10]}}, "counts do not add up"),
         ({"segmentation": {"size": [8, 10]}}, "counts do not add up"),
+        (
+            {"segmentation": {"size": [8, 10], "counts": "08é"}},
+            "annotation 9 has an RLE whose counts are damaged: '08é'",
+        ),
+        ({"segmentation": {"size": [8, 10], "counts": "08P"}}, "counts are damaged: '08P'"),
+        ({"segmentation": {"size": [8, 10], "counts": ""}}, "counts are damaged: ''"),
         ({"area": 10**400}, "annotation 9 has a number that is too large"),
         ({"bbox": [1, 1, 10**400, 1]}, "annotation 9 has a number that is too large"),
         ({"segmentation": [[10**400, *SQUARE[1:]]]}, "annotation 9 has a number that is too large"),

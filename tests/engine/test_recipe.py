@@ -92,6 +92,12 @@ every_small_one = pytest.mark.parametrize("name", SMALL)
 # What ships.
 
 
+@pytest.mark.parametrize("name", [n for n in recipes.names() if "coco" in n or "ade20k" in n])
+def test_dense_recipes_take_any_family(name: str) -> None:
+    for model in ("nest_tiny", "hvt_s_1", "rest_lite", "hivit_tiny", "regionvit_ti"):
+        assert build(load(name, model)) is not None
+
+
 @every_recipe
 def test_every_row_is_valid_and_its_model_can_be_built(name: str) -> None:
     found = rows_of(name)

@@ -39,15 +39,21 @@ def test_official_weights_load_by_name_and_give_the_official_numbers(
     np.testing.assert_allclose(found.numpy(), reference.outputs["logits"], rtol=0, atol=5e-4)
 
 
+MM = {"neck.fpn_convs.0.conv.bias": torch.zeros(1), "roi_head.fc.weight": torch.zeros(2)}
+NECK = {"backbone.fpn_lateral3.weight": torch.zeros(1), "head.cls_score.bias": torch.zeros(2)}
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda s: {"model": s, "optimizer": {"state": {}}, "epoch": 3},
         lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
         lambda s: {"model": {f"backbone.bottom_up.{k}": v for k, v in s.items()}},
+        lambda s: {"model": {f"backbone.bottom_up.{k}": v for k, v in s.items()} | NECK},
+        lambda s: {"state_dict": {f"backbone.{k}": v for k, v in s.items()} | MM},
         lambda s: {f"_orig_mod.{k}": v for k, v in s.items()},
     ],
-    ids=["model", "ddp", "detectron", "compiled"],
+    ids=["model", "ddp", "detectron", "detector", "mmdetection", "compiled"],
 )
 def test_the_authors_nesting_and_prefixes_are_peeled(wrap: object, tmp_path: Path) -> None:
     state = Fixture("rest_lite").state

@@ -250,7 +250,7 @@ def test_images_without_objects_train_every_parameter(framework: Framework) -> N
     """Of several processes one may have no object at all: all must have the same gradients."""
     seed_all(0)
     model = Detector(small("rest_lite"), framework, 3, width=16, anchor=16)
-    images = [torch.randn(3, 60, 76), torch.randn(3, 49, 64)]
+    images = [torch.randn(3, 60, 76), torch.randn(3, 60, 76)]
     targets = [
         {
             "boxes": torch.zeros(0, 4),

@@ -333,3 +333,23 @@ def test_visible_border_units_are_merged_without_padding_too() -> None:
         whole = model.stages[1](model.stages[0](model.embed(image))).tokens
     torch.testing.assert_close(every[1], whole)
     torch.testing.assert_close(some[1], whole[:, [19, 3, 16, 0]])
+
+
+def test_batch_norms_of_a_trained_backbone_keep_their_statistics() -> None:
+    """Images of several sizes are seen one after the other, which is no batch to learn from."""
+    pyramid = Pyramid(small("rest_lite"))
+    images = [torch.randn(3, 48, 64), torch.randn(3, 64, 64)]
+    with pytest.raises(ValueError, match=r"ResT has BatchNorms.* got images of 48 x 64, 64 x 64"):
+        pyramid.train()(images)
+    pyramid.trained = True
+    before = {name: value.clone() for name, value in pyramid.named_buffers()}
+    pyramid.train()
+    torch.stack([level.mean() for level in pyramid(images)]).sum().backward()
+    assert before.keys() == dict(pyramid.named_buffers()).keys()
+    assert all(torch.equal(before[name], value) for name, value in pyramid.named_buffers())
+    assert all(p.grad is not None for p in pyramid.parameters())
+
+
+def test_a_batch_of_nothing_is_one_clear_line() -> None:
+    with pytest.raises(ValueError, match="none of its files could be read"):
+        Pyramid(small("nest_tiny"))([])

@@ -18,6 +18,7 @@ import ziggurat
 from tests.engine.small_runs import small
 from tests.tasks.small_scenes import CLASSES, write
 from tests.tasks.test_masking import FAMILIES
+from ziggurat.cli import main
 from ziggurat.data.loading import seed_all
 from ziggurat.data.scenes import VOID, SceneData, open_scenes
 from ziggurat.engine import train
@@ -612,3 +613,29 @@ def test_figures_name_the_classes(data: SceneData, tmp_path: Path, drawn: list[F
     assert sorted(names) == sorted(found.by_class())
     assert any("% of pixels" in text.get_text() for text in drawn[-1].axes[0].texts)
     assert (tmp_path / "predictions.png").read_bytes() == (tmp_path / "now.png").read_bytes()
+
+
+def test_pictures_and_label_maps_do_not_take_each_others_names(
+    data: SceneData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = task_of(data)
+    found.save(tmp_path / "model", found.model)
+    given, sizes = tmp_path / "given", {"a-labels.png": (40, 44), "a.png": (48, 36)}
+    given.mkdir()
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(given / name)
+    for names in (list(sizes), list(sizes)[::-1]):
+        out = tmp_path / names[0]
+        words = ["predict", tmp_path / "model", *(given / name for name in names), "--out", out]
+        assert main([str(word) for word in words]) == 0
+        maps = {file.name: Image.open(file) for file in out.glob("*.png")}
+        maps = {name: image for name, image in maps.items() if image.mode == "L"}
+        assert len(list(out.glob("*.png"))) == 4
+        assert sorted(image.size for image in maps.values()) == sorted(sizes.values())
+    Image.new("RGB", (40, 40)).save(given / "b.jpg")
+    Image.new("RGB", (40, 40)).save(given / "b-labels.png")
+    before = {file.name: file.read_bytes() for file in given.iterdir()}
+    words = ["predict", tmp_path / "model", given / "b.jpg", given / "b-labels.png"]
+    assert main([str(word) for word in (*words, "--overwrite", "--out", given)]) == 2
+    assert "b-labels.png is given and would be written over" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in given.iterdir()} == before

@@ -59,7 +59,7 @@ def objects(args: argparse.Namespace) -> int:
     from rich.progress import track
     from rich.table import Table
 
-    from ziggurat.engine.find import RESULTS, Finder, write
+    from ziggurat.engine.find import RESULTS, Finder, places, write
     from ziggurat.engine.predict import files_of
 
     files = files_of(args.images)
@@ -67,7 +67,8 @@ def objects(args: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()) and not args.overwrite:
         raise FileExistsError(f"{folder} exists: take another --out or --overwrite")
     finder = Finder(args.checkpoint)
-    found = write(finder, finder(files), folder, args.least)
+    chosen = places(files, folder, finder.task == "segment", args.data)
+    found = write(finder, chosen, folder, args.least)
     console = Console(stderr=True)
     bar = track(
         found, "looking", total=len(files), console=console, transient=True, disable=args.json
@@ -169,6 +170,11 @@ def add(verb: Verb) -> None:
     one.add_argument("--top", type=positive, default=5, help="classifier: how many classes (5)")
     one.add_argument("--batch", type=positive, default=32, help="classifier: images at a time (32)")
     one.add_argument("--out", metavar="DIR", help="detector, segmenter: for pictures (predictions)")
+    one.add_argument(
+        "--data",
+        metavar="FILE_OR_FOLDER",
+        help="detector, segmenter: COCO's annotations, which number the images",
+    )
     one.add_argument("--least", type=float, default=0.3, help="detector: least score drawn (0.3)")
     one.add_argument("--overwrite", action="store_true", help="write into an existing DIR")
     one.add_argument("--json", action="store_true", help="for machines; objects as COCO's results")

@@ -89,7 +89,9 @@ def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
     """What a run would take, printed if asked; its epochs set to ``minutes`` if given."""
     from rich.console import Console
 
+    from ziggurat.engine.detection_cost import in_words
     from ziggurat.engine.estimate import estimate
+    from ziggurat.tasks.detect import Detect
 
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     with console.status("measuring a few steps"):
@@ -105,6 +107,8 @@ def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
         print(f"# {found.per_epoch} steps an epoch, {found.step_seconds:.3g} s a step here")
         print(f"# {found.epoch_seconds / 60:.3g} minutes an epoch, {total / 3600:.3g} hours in all")
         print(f"# {found.memory / 2**20:.0f} MiB for a step, beside weights and optimiser")
+        if isinstance(found.task, Detect):
+            print(f"# {in_words(found.task)}")
     return chosen
 
 

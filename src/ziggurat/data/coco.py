@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from ziggurat.data.files import Texts, held_out
-from ziggurat.data.images import bad_image
+from ziggurat.data.files import ImageFiles, Texts, held_out
+from ziggurat.data.images import BadImage
 from ziggurat.data.instances import Annotated, read
 from ziggurat.data.masks import encoded as encoded
 from ziggurat.data.masks import masks
@@ -43,27 +41,14 @@ class Objects(NamedTuple):
     ids: np.ndarray  # (n,) int64: of the annotations
 
 
-class ObjectImages:
+class ObjectImages(ImageFiles):
     """Images with any number of objects each."""
 
     def __init__(self, root: Path, found: Annotated, ignored: Mapping[str, int]) -> None:
-        self.root = root
-        self.paths = Texts(found.paths)
+        super().__init__(root, found.paths)
         self.found = found._replace(paths=[], segments=Texts(found.segments))
         self.ends = np.searchsorted(found.owners, np.arange(len(self.paths) + 1))
         self.classes, self.ignored = found.classes, dict(ignored)
-
-    def __len__(self) -> int:
-        """How many images there are."""
-        return len(self.paths)
-
-    def order(self, generator: torch.Generator) -> Tensor:
-        """A permutation of all indices for one epoch."""
-        return torch.randperm(len(self), generator=generator)
-
-    def name(self, index: int) -> str:
-        """An image's path."""
-        return str(self.root / self.paths[index])
 
     def size(self, index: int) -> tuple[int, int]:
         """Width and height as annotated."""
@@ -74,18 +59,12 @@ class ObjectImages:
         """COCO's number of an image."""
         return int(self.found.image_ids[index])
 
-    def contents(self, index: int) -> bytes:
-        """An image file's bytes; raises BadImage."""
-        name = self.name(index)
-        with bad_image(name):
-            return Path(name).read_bytes()
-
     def image(self, index: int) -> Image.Image:
         """An image in RGB, of the size annotated; raises BadImage."""
         return sized(self.contents(index), self.name(index), self.size(index))
 
     def objects(self, index: int) -> Objects:
-        """What is in an image; arrays of none where there is nothing."""
+        """What is in an image, arrays of none where there is nothing; raises BadImage."""
         of = slice(int(self.ends[index]), int(self.ends[index + 1]))
         texts = [self.found.segments[i] for i in range(of.start, of.stop)]
         segments = [json.loads(text) if text else None for text in texts]
@@ -110,12 +89,12 @@ class ObjectImages:
         return int((np.diff(self.found.segments.ends) == 0).sum())
 
     def mask(self, index: int, objects: Objects, i: int) -> np.ndarray:
-        """The pixels (H, W) of one of an image's objects."""
+        """The pixels (H, W) of one of an image's objects; raises BadImage."""
         width, height = self.size(index)
         try:
             return masks([objects.segments[i]], height, width)[0]
         except ValueError as error:
-            raise ValueError(f"{self.name(index)}: annotation {objects.ids[i]}: {error}") from None
+            raise BadImage(f"{self.name(index)}: annotation {objects.ids[i]}: {error}") from None
 
 
 class ObjectData(NamedTuple):

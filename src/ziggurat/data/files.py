@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ziggurat.data.images import EXTENSIONS, Data, Encoded, Images, bad_image, listed
 
@@ -66,6 +68,31 @@ class Texts:
         """One of them."""
         first, last = self.ends[index], self.ends[index + 1]
         return os.fsdecode(self.joined[first:last].tobytes())
+
+
+class ImageFiles:
+    """Image files below one folder, of which something else than one label is known."""
+
+    def __init__(self, root: Path, paths: Iterable[str]) -> None:
+        self.root, self.paths = root, Texts(paths)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.paths)
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """A permutation of all indices for one epoch."""
+        return torch.randperm(len(self), generator=generator)
+
+    def name(self, index: int) -> str:
+        """An image's path."""
+        return str(self.root / self.paths[index])
+
+    def contents(self, index: int) -> bytes:
+        """An image file's bytes; raises BadImage."""
+        name = self.name(index)
+        with bad_image(name):
+            return Path(name).read_bytes()
 
 
 class Files(Encoded):

@@ -7,6 +7,7 @@ counted.
 
 import json
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from ziggurat.data.files import Texts
 from ziggurat.data.images import MAX_PIXELS
 
+RUNS = re.compile("[0-o]*[0-O]")  # compressed: of a number's letters the last is low
 FAR = 10  # sides of the image: a polygon that goes further would fill the memory
 
 
@@ -214,6 +216,8 @@ def segment(found: Any, size: list[int], entry: str, ignored: Counter[str]) -> A
                 "(height, width)"
             )
         counts = found.get("counts")
+        if isinstance(counts, str) and not RUNS.fullmatch(counts):
+            raise ValueError(f"{entry} has an RLE whose counts are damaged: {counts!r:.60}")
         if not isinstance(counts, str) and not covers(counts, H * W):
             raise ValueError(f"{entry} has an RLE whose counts do not add up to {H} x {W} pixels")
         return {"size": [H, W], "counts": counts}

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from ziggurat.data.files import TEST_SPLITS, Texts, below, class_names, held_out
+from ziggurat.data.files import TEST_SPLITS, ImageFiles, Texts, below, class_names, held_out
 from ziggurat.data.images import BadImage, bad_image, decoded
 from ziggurat.data.sized import BACK, header, other_size, sized
 
@@ -39,7 +37,7 @@ class BadIds(BadImage):
     """A map with ids that are no classes."""
 
 
-class Scenes:
+class Scenes(ImageFiles):
     """Images with a map of classes each."""
 
     def __init__(
@@ -49,31 +47,14 @@ class Scenes:
         classes: tuple[str, ...],
         from_one: bool = False,
     ) -> None:
-        self.root, self.classes = root, classes
-        self.paths, self.maps = (Texts(pair[side] for pair in pairs) for side in (0, 1))
+        super().__init__(root, [image for image, _ in pairs])
+        self.maps = Texts(found for _, found in pairs)
+        self.classes = classes
         self.from_one = from_one  # ids count from 1, and 0 is void, as in ADE20K
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self.paths)
-
-    def order(self, generator: torch.Generator) -> Tensor:
-        """A permutation of all indices for one epoch."""
-        return torch.randperm(len(self), generator=generator)
-
-    def name(self, index: int) -> str:
-        """An image's path."""
-        return str(self.root / self.paths[index])
 
     def map_name(self, index: int) -> str:
         """The path of its map."""
         return str(self.root / self.maps[index])
-
-    def contents(self, index: int) -> bytes:
-        """An image file's bytes; raises BadImage."""
-        name = self.name(index)
-        with bad_image(name):
-            return Path(name).read_bytes()
 
     def size(self, index: int) -> tuple[int, int]:
         """Width and height of the map; raises BadImage."""

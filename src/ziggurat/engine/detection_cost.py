@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.engine.measure import on_meta
+from ziggurat.tasks.detect import Detect
 from ziggurat.tasks.detectors import Detector
 
 
@@ -43,3 +44,18 @@ def counted(run: Callable[[], Any]) -> tuple[int, Any]:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         found = run()
     return counter.get_total_flops() // 2, found
+
+
+def in_words(task: Detect) -> str:
+    """Parameters, and multiply-adds of an image as it is tested, where the backbone takes it."""
+    size = sum(parameter.numel() for parameter in task.model.parameters())
+    words = f"{size / 1e6:.1f} M parameters"
+    height = task.settings.short
+    width = task.settings.longest or height * 4 // 3
+    try:
+        found = cost(task.model, height, width)
+    except ValueError:  # some of timm's models take few sizes
+        return words
+    terms = ", ".join(f"{term} {count / 1e9:.3g}" for term, count in found.items() if count)
+    total = sum(found.values()) / 1e9
+    return f"{words}, {total:.1f} G multiply-adds at {height} x {width}: {terms}"

@@ -13,6 +13,7 @@ from ziggurat.engine.measure import peak_memory
 from ziggurat.engine.processes import accelerator
 from ziggurat.engine.recipe import Recipe
 from ziggurat.engine.train import Loop
+from ziggurat.tasks.task import Task
 
 STEPS = 6  # timed, after one to warm up, one for the memory, and those made ahead
 
@@ -27,6 +28,7 @@ class Estimate(NamedTuple):
     step_seconds: float
     test_seconds: float  # one evaluation
     memory: int  # bytes of a step beyond weights and optimiser
+    task: Task  # after these steps
 
     @property
     def epoch_seconds(self) -> float:
@@ -75,4 +77,5 @@ def estimate(recipe: Recipe) -> Estimate:
         step_seconds=step,
         test_seconds=test * len(samples.source) / loop.world,
         memory=memory,
+        task=loop.task,
     )

@@ -1,7 +1,11 @@
 """What saved detectors and segmenters see in images: drawn, and as COCO writes results down."""
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +14,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from ziggurat.data.coco import ObjectImages, annotation_files, open_objects
 from ziggurat.data.files import written_whole
 from ziggurat.data.images import BadImage, as_rgb, read_image
 from ziggurat.data.masks import encoded
@@ -128,10 +133,8 @@ class Finder:
             if one.score >= least:
                 yield one.name, f"{one.score:.2f}", " ".join(f"{value:.0f}" for value in one.box)
 
-    def as_results(self, found: Finding) -> list[dict[str, Any]]:
+    def as_results(self, found: Finding, image_id: int | str) -> list[dict[str, Any]]:
         """COCO's result format: a line for each object, or for each class that pixels have."""
-        name = Path(found.image)
-        image_id: Any = int(name.stem) if name.stem.isdecimal() else name.name
         if found.labels is not None:
             return [
                 {
@@ -144,11 +147,11 @@ class Finder:
         lines = []
         for one in found.objects:
             x1, y1, x2, y2 = one.box
-            line = {
+            line: dict[str, Any] = {
                 "image_id": image_id,
                 "category_id": self.ids[one.number],
-                "bbox": [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)],
-                "score": round(one.score, 5),
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "score": one.score,
             }
             if one.mask is not None:
                 line["segmentation"] = encoded(one.mask)
@@ -156,25 +159,111 @@ class Finder:
         return lines
 
 
-def write(
-    finder: Finder, findings: Iterable[Finding], folder: Path, least: float = SURE
-) -> Iterator[Finding]:
-    """Pass findings on, each drawn into ``folder`` on the way; at the end all results as json."""
-    lines: list[dict[str, Any]] = []
+# Where it is written.
+
+
+class Place(NamedTuple):
+    """Of an image in what is written."""
+
+    file: str
+    image_id: int | str
+    stem: str  # of its picture's name
+
+
+def places(
+    files: Sequence[str], folder: Path, labels: bool, data: str | None = None
+) -> list[Place]:
+    """A place for each file, with ``labels`` of two pictures; no input is written over.
+
+    ``data`` are COCO annotations that number the images; else their names do.
+    """
+    ids = listed_ids(files, data) if data else [named_id(file) for file in files]
+    first: dict[int | str, str] = {}
+    for file, image_id in zip(files, ids, strict=True):
+        if image_id in first:
+            way = "leave one of them out" if data else "number them by COCO annotations, --data"
+            raise ValueError(
+                f"{first[image_id]} and {file} would both be image {image_id} in {RESULTS}: {way}"
+            )
+        first[image_id] = file
     taken: set[str] = set()
-    for found in findings:
+    found = []
+    for file, image_id in zip(files, ids, strict=True):
+        stem, number = Path(file).stem, 1
+        while taken.intersection(pictures(stem, labels)):  # files of one name in several folders
+            number += 1
+            stem = f"{Path(file).stem}-{number}"
+        taken.update(pictures(stem, labels))
+        found.append(Place(file, image_id, stem))
+    given = {Path(file).resolve() for file in (*files, *([data] if data else []))}
+    for name in (RESULTS, *sorted(taken)):
+        if (folder / name).resolve() in given:
+            raise ValueError(
+                f"{folder / name} is given and would be written over: take another --out"
+            )
+    return found
+
+
+def pictures(stem: str, labels: bool) -> list[str]:
+    """The files that an image is drawn into."""
+    return [f"{stem}.png", f"{stem}-labels.png"] if labels else [f"{stem}.png"]
+
+
+def named_id(file: str) -> int | str:
+    """The number that ends a file's name, as in COCO_val2014_000000000042.jpg; else the name."""
+    number = re.fullmatch(r"(?:.*_)?([0-9]+)", Path(file).stem, re.DOTALL)
+    return int(number[1]) if number else Path(file).name
+
+
+def listed_ids(files: Sequence[str], data: str) -> list[int | str]:
+    """The ids that COCO annotations give to files of these names.
+
+    Of several images of a name it is the one whose path ends most like the file's.
+    """
+    splits = [open_objects(data, None).test]
+    folder = Path(data).expanduser()
+    if folder.is_dir():
+        splits += [open_objects(file, None).test for file in annotation_files(folder, "train")]
+    named: dict[str, list[tuple[ObjectImages, int]]] = defaultdict(list)
+    for images in splits:
+        for i, path in enumerate(images.paths):
+            named[Path(path).name].append((images, i))
+    ids: list[int | str] = []
+    for file in files:
+        own = named.get(Path(file).name, [])
+        alike = [common_end(file, images.name(i)) if len(own) > 1 else 0 for images, i in own]
+        most = max(alike, default=0)
+        best = [one for one, parts in zip(own, alike, strict=True) if parts == most]
+        if len(best) != 1:
+            lacks = "does not list" if not best else f"lists {len(best)} images of the name of"
+            raise ValueError(f"{data} {lacks} {file}: it cannot be numbered")
+        images, i = best[0]
+        ids.append(images.image_id(i))
+    return ids
+
+
+def common_end(one: str, other: str) -> int:
+    """How many parts two paths share at their ends."""
+    parts = [os.path.abspath(path).split(os.sep)[::-1] for path in (one, other)]
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False)))
+
+
+def write(
+    finder: Finder, chosen: Sequence[Place], folder: Path, least: float = SURE
+) -> Iterator[Finding]:
+    """Findings in files, each drawn into ``folder`` on the way; at the end all results as json."""
+    lines: list[dict[str, Any]] = []
+    findings = finder([place.file for place in chosen])
+    for place, found in zip(chosen, findings, strict=True):
         if found.picture is not None:
-            stem, number = Path(found.image).stem, 1
-            while stem in taken:  # files of one name in several folders
-                number += 1
-                stem = f"{Path(found.image).stem}-{number}"
-            taken.add(stem)
-            with written_whole(folder / f"{stem}.png") as file:
-                finder.drawn(found, least).save(file, format="PNG")
+            drawn = [finder.drawn(found, least)]
             if found.labels is not None:
-                with written_whole(folder / f"{stem}-labels.png") as file:
-                    Image.fromarray(found.labels).save(file, format="PNG")
-            lines += finder.as_results(found)
+                drawn.append(Image.fromarray(found.labels))
+            names = pictures(place.stem, found.labels is not None)
+            for name, picture in zip(names, drawn, strict=True):
+                with written_whole(folder / name) as file:
+                    picture.save(file, format="PNG")
+            lines += finder.as_results(found, place.image_id)
         yield found
     with written_whole(folder / RESULTS) as file:
         file.write(json.dumps(lines).encode())

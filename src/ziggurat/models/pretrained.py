@@ -26,6 +26,7 @@ from ziggurat.models.weights import TORCH, CheckpointError, classifiers, flat, l
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 KEPT = ("input_size", "mean", "std", "crop_pct", "interpolation", "label_names")
 PRETRAINING = ("decoder.*", "fill", "norm.*")  # of it alone, and the norm it leaves out
+DENSE = ("norm[0-9].*", "fpn[0-9].*", "norm.*")  # norms of official detectors' levels, the same
 FEATURES_ONLY = (FeatureDictNet, FeatureGraphNet, FeatureHookNet, FeatureGetterNet)
 
 
@@ -165,7 +166,8 @@ def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> A
 def load_but_classifier(model: nn.Module, checkpoint: Any) -> None:
     """Load it; a classifier that does not fit, or that it lacks, stays fresh.
 
-    So does the final norm of a masked autoencoder's encoder, which has none.
+    So does the final norm of a masked autoencoder's encoder, which has none. The norms that an
+    official detector has on its levels are left out: they stand in the path there.
     """
     try:
         load_checkpoint(model, checkpoint)
@@ -173,6 +175,8 @@ def load_but_classifier(model: nn.Module, checkpoint: Any) -> None:
         fresh = classifiers(model)
         if any(name.startswith("decoder.") for name in error.unexpected):
             fresh = (*fresh, *PRETRAINING)
+        if any(fnmatch.fnmatch(name, p) for name in error.unexpected for p in DENSE[:2]):
+            fresh = (*fresh, *DENSE)
         wrong = [*error.missing, *error.unexpected, *(s.split(":")[0] for s in error.shapes)]
         if not wrong or not all(any(fnmatch.fnmatch(n, p) for p in fresh) for n in wrong):
             raise

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from ziggurat.models.backbone import Backbone
 
 NESTS = ("model", "state_dict", "module", "params", "target", "optimizer", "ema", "model_ema")
-PREFIXES = ("module.", "_orig_mod.", "backbone.bottom_up.model.", "backbone.bottom_up.")
+PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "backbone.bottom_up.model.",
+    "backbone.bottom_up.",
+    "backbone.",
+)
+BACKBONES = PREFIXES[2:]  # where detectron2 and mmdetection keep them, beside necks and heads
 TORCH = (".pth", ".pt", ".bin", ".tar", ".ckpt")
 
 
@@ -264,7 +271,10 @@ def read_flax(path: Path) -> Mapping[str, Any]:
 
 
 def flat(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights out of a checkpoint's nesting, without wrappers' prefixes, as tensors."""
+    """The weights out of a checkpoint's nesting, without wrappers' prefixes, as tensors.
+
+    Of a detector or segmenter they are its backbone's alone.
+    """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
             f"the checkpoint holds a {type(checkpoint).__name__}, expected names and tensors: "
@@ -289,6 +299,7 @@ def flat(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
             f"no weights found in the checkpoint: its keys are {', '.join(map(str, checkpoint))}"
         )
     for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+        own = {name: value for name, value in state.items() if name.startswith(prefix)}
+        if len(own) == len(state) or (own and prefix in BACKBONES):
+            state = {name.removeprefix(prefix): value for name, value in own.items()}
     return state

@@ -1,5 +1,5 @@
 """What detection and segmentation share: how images and what is marked in them are augmented, how
-a backbone is opened for them, and how a model with a head is kept.
+a backbone is opened for them, and how a model with a head is kept and drawn.
 
 A saved model is two files more than a classifier's: the backbone as any other saved model, so that
 anything can start from it, and beside it ``head.safetensors``, which holds all the rest, says which
@@ -7,9 +7,10 @@ task it is of, and needs no recipe to be used.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,11 +27,14 @@ from ziggurat.data.images import BadImage
 from ziggurat.data.scenes import VOID
 from ziggurat.models.pretrained import beside, from_pretrained, locate, save_pretrained
 from ziggurat.models.weights import CheckpointError
+from ziggurat.tasks import drawing, overlay
 from ziggurat.tasks.augment import TRIES, as_bytes, open_wishing
 from ziggurat.tasks.classify import some
-from ziggurat.tasks.task import Settings, Wanted
+from ziggurat.tasks.task import Settings, Task, Wanted
 
 HEAD = "head.safetensors"
+SHOWN = 6  # test images that are drawn for people
+THIN = 20  # how many times as long as wide an image stays
 Side = Annotated[int, Field(ge=1, le=2**13)]
 
 
@@ -137,9 +141,33 @@ def collate_marked(samples: Sequence[Marked]) -> DenseBatch:
     )
 
 
+class Scaled(v2.Transform):  # type: ignore[misc]
+    """The short side to one of ``sides``, the long one to no more than ``longest``.
+
+    Departs: torchvision's own cuts fractions of a pixel off, so that one in twenty images is a
+    pixel short of the side asked for, and thin ones come to nothing.
+    """
+
+    def __init__(self, sides: Sequence[int], longest: int | None) -> None:
+        super().__init__()
+        self.sides, self.longest = list(sides), longest
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """A size for all of a sample."""
+        sides = v2.functional.get_size(next(x for x in flat_inputs if isinstance(x, Tensor)))
+        ratio = self.sides[int(torch.randint(len(self.sides), ()))] / min(sides)
+        most = min(self.longest or THIN * max(self.sides), THIN * max(self.sides))
+        ratio = min(ratio, most / max(sides))
+        return {"size": [max(1, round(side * ratio)) for side in sides]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """Images smoothly, label maps by their nearest."""
+        return v2.functional.resize(inpt, params["size"])
+
+
 def scaled(sides: Sequence[int], longest: int | None) -> v2.Transform:
     """The short side to one of ``sides``, the long one to no more than ``longest``."""
-    return v2.RandomShortestSize(list(sides), longest)
+    return Scaled(sides, longest)
 
 
 def train_steps(settings: DenseSettings, first: v2.Transform) -> v2.Transform:
@@ -307,3 +335,78 @@ def saved_backbone(source: str | Path, task: str) -> Any:
     if head is None or head.task != task:
         raise CheckpointError(f"{source} is no model of the task {task}: it has no {HEAD} of one")
     return from_pretrained(source)
+
+
+# The task.
+
+
+class DenseTask(Task):
+    """A backbone with a head, and what it finds in a few test images."""
+
+    kind: ClassVar[Literal["detect", "segment"]]
+    columns: ClassVar[tuple[str, ...]]  # what ``row`` shows
+    model: Any  # with a ``pyramid``
+    data: Any
+
+    def __init__(self, backbone: Any, settings: DenseSettings, data: Any) -> None:
+        super().__init__()
+        self.settings: Any = settled(settings, backbone.pretrained_cfg)
+        self.data = data
+        self.whole = [backbone]  # with what the model leaves out: to be saved
+        self.normaliser = Normaliser(backbone.pretrained_cfg)
+        self.last: Path | None = None  # picture
+
+    @classmethod
+    def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
+        """Around a backbone, from scratch or as ``init`` left it."""
+        task = cls(open_backbone(wanted, settings), settings, data)
+        task.model.pyramid.trained = wanted.init is not None
+        return task
+
+    @classmethod
+    def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
+        """A model that ``save`` wrote, for data with its classes."""
+        backbone = saved_backbone(source, cls.kind)
+        check_known(source, data.classes)
+        task = cls(backbone, settings, data)
+        load_head(task.model, source)
+        return task
+
+    def about(self) -> dict[str, Any]:
+        """What the head says of the data."""
+        return {"classes": self.data.classes}
+
+    def save(self, folder: Path, model: nn.Module) -> None:
+        """The backbone as any saved model, and the head."""
+        save_dense(folder, model, self.whole[0], self.kind, self.settings, self.about())
+
+    def row(self, model: Any, picture: Image.Image, sample: Marked) -> list[Image.Image]:
+        """A test image with what is marked in it, and with what is found."""
+        raise NotImplementedError
+
+    def prepared(self, sample: Marked) -> Tensor:
+        """One image (3, H, W) as the model takes it."""
+        assert sample.image is not None
+        return self.normaliser([sample.image.to(self.normaliser.mean.device)])[0]
+
+    def snapshot(self, path: Path, model: nn.Module) -> None:
+        """A few test images: what is marked in them, and what is found."""
+        samples, count = self.test_samples(), len(self.data.test)
+        shown = min(SHOWN, count)
+        was_training = model.training
+        model.eval()
+        chosen = (samples.make(i * count // shown) for i in range(shown))
+        rows = [
+            self.row(model, self.data.test.image(sample.at), sample)
+            for sample in chosen
+            if sample.image is not None
+        ]
+        model.train(was_training)
+        if rows:
+            self.last = drawing.sheet(rows, self.columns, path, overlay.LEAST)
+
+    def figures(self, folder: Path) -> list[Path]:
+        """The last snapshot, if there is one."""
+        if self.last is None:
+            return []
+        return [Path(shutil.copyfile(self.last, folder / "predictions.png"))]

@@ -3,9 +3,8 @@
 RegionViT, Section 4.2 and Table 6; HiViT, Section 4.3 and Table 5; ResT, supplement, Table 2.
 """
 
-import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -15,27 +14,21 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ziggurat.data.coco import ObjectData, ObjectImages, open_objects
-from ziggurat.tasks import drawing, figures, overlay
+from ziggurat.tasks import figures, overlay
 from ziggurat.tasks.dense import (
     DenseBatch,
     DenseSettings,
+    DenseTask,
+    Marked,
     MarkedReader,
-    Normaliser,
     TestScale,
-    check_known,
     collate_marked,
-    load_head,
-    open_backbone,
-    save_dense,
-    saved_backbone,
     scaled,
-    settled,
     train_steps,
 )
 from ziggurat.tasks.detectors import Detector, Found, Framework
-from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
+from ziggurat.tasks.task import Samples, Settings, over_processes
 
-SHOWN = 6  # test images that are drawn for people
 SURE = 0.3  # score of a box that is drawn
 FEW = 0.01  # of the objects may be without the mask that Mask R-CNN learns
 MEASURES = {  # torchmetrics' names to ours
@@ -54,26 +47,24 @@ class DetectSettings(DenseSettings):
     least_score: float = Field(0.05, ge=0, lt=1)
 
 
-class Detect(Task):
+class Detect(DenseTask):
     """Boxes, and masks with Mask R-CNN."""
 
     Settings: ClassVar[type[Settings]] = DetectSettings
     best: ClassVar[str] = "ap"
+    kind: ClassVar[Literal["detect", "segment"]] = "detect"
+    columns: ClassVar[tuple[str, ...]] = ("marked", "found")
     settings: DetectSettings
     model: Detector
+    data: ObjectData
 
     def __init__(self, backbone: Any, settings: DetectSettings, data: ObjectData) -> None:
-        super().__init__()
-        self.settings = settings = settled(settings, backbone.pretrained_cfg)
-        self.data = data
-        self.whole = [backbone]  # with what a detector leaves out: to be saved
+        super().__init__(backbone, settings, data)
         self.model = detector(backbone, settings, len(data.classes))
-        self.normaliser = Normaliser(backbone.pretrained_cfg)
         self.kinds = ("bbox", "segm") if settings.framework == "maskrcnn" else ("bbox",)
         self.metric = average_precision(self.kinds)
         self.images = 0
         self.classes: dict[str, dict[str, float]] = {}  # of the last evaluation
-        self.last: Path | None = None  # picture
 
     @classmethod
     def open(cls, spec: str, settings: Any, seed: int | None) -> ObjectData:
@@ -87,20 +78,6 @@ class Detect(Task):
                     "R-CNN learns: take framework = retinanet, or mark them"
                 )
         return data
-
-    @classmethod
-    def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
-        """Around a backbone, from scratch or as ``init`` left it."""
-        return cls(open_backbone(wanted, settings), settings, data)
-
-    @classmethod
-    def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
-        """A detector that ``save`` wrote, for data with its classes."""
-        backbone = saved_backbone(source, "detect")
-        check_known(source, data.classes)
-        task = cls(backbone, settings, data)
-        load_head(task.model, source)
-        return task
 
     # Data.
 
@@ -179,39 +156,23 @@ class Detect(Task):
 
     # What is left behind.
 
-    def save(self, folder: Path, model: nn.Module) -> None:
-        """The backbone as any saved model, and the detector's head."""
-        about = {"classes": self.data.classes, "category_ids": self.data.category_ids}
-        save_dense(folder, model, self.whole[0], "detect", self.settings, about)
+    def about(self) -> dict[str, Any]:
+        """Classes, and COCO's numbers of them."""
+        return super().about() | {"category_ids": self.data.category_ids}
 
-    def snapshot(self, path: Path, model: nn.Module) -> None:
-        """A few test images: what is marked in them, and what is found."""
-        assert isinstance(model, Detector)
-        count = len(self.data.test)
-        samples = self.test_samples()
-        rows: list[list[Image.Image]] = []
-        was_training = model.training
-        model.eval()
-        for i in range(min(SHOWN, count)):
-            sample = samples.make(i * count // min(SHOWN, count))
-            if sample.image is None:
-                continue
-            picture = self.data.test.image(sample.at)
-            image = self.normaliser([sample.image.to(self.normaliser.mean.device)])[0]
-            true = {key: value.numpy() for key, value in sample.target.items()}
-            boxes, labels, truth = true["boxes"], true["labels"], true.get("masks")
-            left = overlay.with_objects(picture, boxes, labels, self.data.classes, masks=truth)
-            right = drawn(picture, model.found(image, sample.size), self.data.classes)
-            rows.append([left, right])
-        model.train(was_training)
-        if rows:
-            self.last = drawing.sheet(rows, ("marked", "found"), path, overlay.LEAST)
+    def row(self, model: Any, picture: Image.Image, sample: Marked) -> list[Image.Image]:
+        """Boxes and masks that are marked, and that are found."""
+        true = {key: value.numpy() for key, value in sample.target.items()}
+        boxes, labels, truth = true["boxes"], true["labels"], true.get("masks")
+        found = model.found(self.prepared(sample), sample.size)
+        return [
+            overlay.with_objects(picture, boxes, labels, self.data.classes, masks=truth),
+            drawn(picture, found, self.data.classes),
+        ]
 
     def figures(self, folder: Path) -> list[Path]:
         """The last snapshot, and the average precision of each class."""
-        made = []
-        if self.last is not None:
-            made.append(Path(shutil.copyfile(self.last, folder / "predictions.png")))
+        made = super().figures(folder)
         if self.classes:
             numbers = {self.data.classes.index(name): v["ap"] for name, v in self.classes.items()}
             mean = sum(numbers.values()) / len(numbers)

@@ -6,6 +6,10 @@
 Only what lies between backbone and heads is ours. torchvision's own models pad images to whole
 multiples of 32 and take the quotient of image and map for the stride, which is another number where
 that is not whole; here nothing is padded before the backbone, and each level knows its stride.
+
+Departs: the papers' detectors are detectron2's and mmdetection's; losses are torchvision's here
+(RetinaNet's is divided by an image's own objects, and boxes are compared by L1), and HiViT's box
+head of four convolutions with GIoU is Mask R-CNN's own two layers.
 """
 
 import math
@@ -20,12 +24,14 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RPNHead
+from torchvision.models.detection.transform import resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 from torchvision.ops.poolers import LevelMapper
 
-from ziggurat.tasks.pyramid import STRIDES, Pyramid, layers_of, undecayed
+from ziggurat.tasks.pyramid import STRIDES, OnPyramid, Pyramid
 
 Framework = Literal["retinanet", "maskrcnn"]
 RATIOS = (0.5, 1.0, 2.0)
@@ -97,7 +103,7 @@ class Levels(nn.Module):
         self.out_channels = width
 
 
-class Detector(nn.Module):
+class Detector(OnPyramid):
     """A backbone, its pyramid, an FPN of ``width`` channels, and torchvision's heads.
 
     RetinaNet takes levels of strides 8 to 128, of which the last two come from the backbone's
@@ -145,6 +151,7 @@ class Detector(nn.Module):
                 stub,
                 rpn_anchor_generator=Anchors([(side,) for side in anchors], every, RATIOS),
                 rpn_head=Proposals(width, len(RATIOS)),
+                rpn_post_nms_top_n_train=1000,  # detectron2's
                 box_roi_pool=RoIAlign(7, strides),
                 box_head=TwoMLPHead(width * 7**2, 4 * width),
                 box_predictor=Boxes(4 * width, classes + 1),  # background is 0
@@ -209,19 +216,14 @@ class Detector(nn.Module):
     @torch.no_grad()
     def found(self, image: Tensor, size: tuple[int, int]) -> Found:
         """What one normalised image (C, H, W) shows, in pixels of the ``size`` (H, W) it had."""
-        found = self([image])
-        shape = (int(image.shape[1]), int(image.shape[2]))
-        one = self.heads.transform.postprocess(found, [shape], [size])[0]
+        one = self([image])[0]
         order = one["scores"].argsort(descending=True, stable=True)
-        masks = one["masks"][order, 0] >= 0.5 if "masks" in one else None
-        return Found(one["boxes"][order], one["labels"][order], one["scores"][order], masks)
-
-    @torch.jit.ignore  # type: ignore[untyped-decorator]
-    def group_matcher(self, coarse: bool = False) -> Any:
-        """The backbone's layers; everything else is one more."""
-        return layers_of(self.pyramid, "pyramid.")
-
-    @torch.jit.ignore  # type: ignore[untyped-decorator]
-    def no_weight_decay(self) -> set[str]:
-        """What the backbone says."""
-        return undecayed(self.pyramid, "pyramid.")
+        boxes = resize_boxes(one["boxes"][order], list(image.shape[1:]), list(size))
+        masks = None
+        if "masks" in one:
+            masks = torch.zeros(len(order), *size, dtype=torch.bool, device=boxes.device)
+            for i, at in enumerate(order.tolist()):  # one by one: a photo's worth of numbers each
+                masks[i] = (
+                    paste_masks_in_image(one["masks"][at][None], boxes[i][None], size)[0, 0] >= 0.5
+                )
+        return Found(boxes, one["labels"][order], one["scores"][order], masks)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from timm.models import group_parameters
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 STRIDES = (4, 8, 16, 32)
 EPS = 1e-6
@@ -55,7 +56,9 @@ class Pyramid(nn.Module):
     """A backbone and its levels: ``channels`` and ``strides`` of each, the finest first.
 
     Images may have different sizes. Each is seen by itself, or with those of its own size, so that
-    no padding ever enters the backbone; only the levels are padded, with zeros.
+    no padding ever enters the backbone; only the levels are padded, with zeros. A backbone's
+    BatchNorm would then see a batch in parts: a backbone that comes ``trained`` keeps its
+    statistics, as detectors do everywhere; one from scratch wants images of one size (``crop``).
     """
 
     def __init__(
@@ -89,24 +92,40 @@ class Pyramid(nn.Module):
         )
         self.backbone = backbone = copy.deepcopy(backbone)
         backbone.prune_intermediate_layers(self.taken, prune_norm=True, prune_head=True)
-        self.freeze = freeze
+        self.freeze, self.trained = freeze, False
         if freeze:
             backbone.requires_grad_(False)
 
     def train(self, mode: bool = True) -> "Pyramid":
-        """A frozen backbone stays as in inference."""
+        """A frozen backbone stays as in inference, and so do the BatchNorms of a trained one."""
         super().train(mode)
         if self.freeze:
             self.backbone.eval()
+        elif self.trained:
+            for norm in self.batch_norms():
+                norm.eval()
         return self
+
+    def batch_norms(self) -> list[nn.Module]:
+        """Those of the backbone, where it has any."""
+        return [m for m in self.backbone.modules() if isinstance(m, _BatchNorm)]
 
     def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Images (C, H, W) -> levels (B, dim, h, w), as large as the largest image needs."""
+        if not images:
+            raise ValueError("there is no image in this batch: none of its files could be read")
         places: dict[tuple[int, ...], list[int]] = {}
         for i, image in enumerate(images):
             places.setdefault(tuple(image.shape), []).append(i)
         if len(places) == 1:
             return self.levels(torch.stack(list(images)))
+        if any(norm.training for norm in self.batch_norms()):
+            sizes = sorted({f"{height} x {width}" for _, height, width in places})
+            raise ValueError(
+                f"{type(self.backbone).__name__} has BatchNorms, which learn from a whole batch, "
+                f"got images of {', '.join(sizes[:3])} pixels in one: start from a trained model "
+                "(--init), or set crop to the size of them all"
+            )
         found: list[list[Tensor]] = [[] for _ in images]
         for own in places.values():
             levels = self.levels(torch.stack([images[i] for i in own]))
@@ -177,3 +196,19 @@ def undecayed(pyramid: Pyramid, prefix: str) -> set[str]:
     """What the backbone names as not to be decayed, under the names it has here."""
     named: Any = getattr(pyramid.backbone, "no_weight_decay", set)()  # timm's ResNets name nothing
     return {f"{prefix}backbone.{name}" for name in named}
+
+
+class OnPyramid(nn.Module):
+    """A model on a ``pyramid``: how its parameters are decayed is the backbone's to say."""
+
+    pyramid: Pyramid
+
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
+    def group_matcher(self, coarse: bool = False) -> Any:
+        """The backbone's layers; everything else is one more."""
+        return layers_of(self.pyramid, "pyramid.")
+
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
+    def no_weight_decay(self) -> set[str]:
+        """What the backbone says."""
+        return undecayed(self.pyramid, "pyramid.")

@@ -9,10 +9,9 @@ It also stretches logits to the size of an image, which moves them where that is
 here they are scaled by 4 and cut.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -24,31 +23,23 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from torchvision.transforms import v2
 
 from ziggurat.data.scenes import VOID, SceneData, Scenes, open_scenes
-from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import drawing, figures, overlay
-from ziggurat.tasks.classify import some
 from ziggurat.tasks.dense import (
     DenseBatch,
     DenseSettings,
+    DenseTask,
     Labels,
+    Marked,
     MarkedReader,
-    Normaliser,
     Side,
     TestScale,
     collate_marked,
-    load_head,
-    open_backbone,
-    read_head,
-    save_dense,
-    saved_backbone,
     scaled,
-    settled,
     train_steps,
 )
-from ziggurat.tasks.pyramid import STRIDES, Pyramid, layers_of, undecayed
-from ziggurat.tasks.task import Samples, Settings, Task, Wanted, over_processes
+from ziggurat.tasks.pyramid import STRIDES, OnPyramid, Pyramid
+from ziggurat.tasks.task import Samples, Settings, over_processes
 
-SHOWN = 6  # test images that are drawn for people
 REDRAWS = 10  # of a part that shows too much of one class
 DROP = 0.1  # of the channels before a classifier
 AT_ONCE = 2**27  # numbers of a map that is scaled to the size of a file
@@ -77,7 +68,7 @@ class SegmentSettings(DenseSettings):
 # The model.
 
 
-class UPerNet(nn.Module):
+class UPerNet(OnPyramid):
     """A backbone, its pyramid, and UPerNet's decoder of ``width`` channels.
 
     ``auxiliary`` is mmsegmentation's FCN head on the level of stride 16, of half the width, which
@@ -118,16 +109,6 @@ class UPerNet(nn.Module):
             return logits
         assert self.auxiliary is not None
         return [logits, self.auxiliary(levels[2])]
-
-    @torch.jit.ignore  # type: ignore[untyped-decorator]
-    def group_matcher(self, coarse: bool = False) -> Any:
-        """The backbone's layers; everything else is one more."""
-        return layers_of(self.pyramid, "pyramid.")
-
-    @torch.jit.ignore  # type: ignore[untyped-decorator]
-    def no_weight_decay(self) -> set[str]:
-        """What the backbone says."""
-        return undecayed(self.pyramid, "pyramid.")
 
 
 def decoder(channels: Sequence[int], width: int) -> Any:
@@ -229,54 +210,31 @@ def labels_of(
 # The task.
 
 
-class Segment(Task):
+class Segment(DenseTask):
     """One label for each pixel."""
 
     Settings: ClassVar[type[Settings]] = SegmentSettings
     best: ClassVar[str] = "miou"
+    kind: ClassVar[Literal["detect", "segment"]] = "segment"
+    columns: ClassVar[tuple[str, ...]] = ("picture", "marked", "found")
     settings: SegmentSettings
     model: UPerNet
+    data: SceneData
 
     def __init__(self, backbone: Any, settings: SegmentSettings, data: SceneData) -> None:
-        super().__init__()
-        self.settings = settings = settled(settings, backbone.pretrained_cfg)
-        self.data = data
-        self.whole = [backbone]  # with what UPerNet leaves out: to be saved
+        super().__init__(backbone, settings, data)
         classes = len(data.classes)
         self.model = segmenter(backbone, settings, classes)
-        self.normaliser = Normaliser(backbone.pretrained_cfg)
         self.confusion = MulticlassConfusionMatrix(
             classes, ignore_index=VOID, validate_args=False, sync_on_compute=False
         )
         self.images = 0
         self.counts = torch.zeros(classes, classes, dtype=torch.long)  # of the last evaluation
-        self.last: Path | None = None  # picture
 
     @classmethod
     def open(cls, spec: str, settings: Any, seed: int | None) -> SceneData:
         """A folder of images and label maps."""
         return open_scenes(spec, seed)
-
-    @classmethod
-    def build(cls, wanted: Wanted, settings: Any, data: Any) -> Self:
-        """Around a backbone, from scratch or as ``init`` left it."""
-        return cls(open_backbone(wanted, settings), settings, data)
-
-    @classmethod
-    def saved(cls, source: str | Path, settings: Any, data: Any) -> Self:
-        """A model that ``save`` wrote, for data with its classes."""
-        backbone = saved_backbone(source, "segment")
-        head = read_head(source)
-        assert head is not None
-        known = head.about["classes"]
-        if known != list(data.classes):
-            raise CheckpointError(
-                f"{source} knows {len(known)} classes, {some(known)}; the data has "
-                f"{len(data.classes)}, {some(data.classes)}: measure it on data with its own"
-            )
-        task = cls(backbone, settings, data)
-        load_head(task.model, source)
-        return task
 
     def check_share(self, images: int) -> None:
         """BatchNorm on what is pooled to one place has nothing to go by in one image."""
@@ -363,38 +321,15 @@ class Segment(Task):
 
     # What is left behind.
 
-    def save(self, folder: Path, model: nn.Module) -> None:
-        """The backbone as any saved model, and UPerNet's head."""
-        about = {"classes": self.data.classes}
-        save_dense(folder, model, self.whole[0], "segment", self.settings, about)
-
-    def snapshot(self, path: Path, model: nn.Module) -> None:
-        """A few test images: what is marked in them, and what is found."""
-        assert isinstance(model, UPerNet)
-        count = len(self.data.test)
-        samples = self.test_samples()
-        rows: list[list[Image.Image]] = []
-        was_training = model.training
-        model.eval()
-        for i in range(min(SHOWN, count)):
-            sample = samples.make(i * count // min(SHOWN, count))
-            if sample.image is None:
-                continue
-            picture = self.data.test.image(sample.at)
-            image = self.normaliser([sample.image.to(self.normaliser.mean.device)])[0]
-            found = labels_of(model, image, sample.size, self.settings).cpu().numpy()
-            maps: list[np.ndarray] = [sample.target["labels"].numpy(), found]
-            drawn = [overlay.with_map(picture, labels, self.data.classes) for labels in maps]
-            rows.append([picture, *drawn])
-        model.train(was_training)
-        if rows:
-            self.last = drawing.sheet(rows, ("picture", "marked", "found"), path, overlay.LEAST)
+    def row(self, model: Any, picture: Image.Image, sample: Marked) -> list[Image.Image]:
+        """The picture, and on it the classes that are marked, and that are found."""
+        found = labels_of(model, self.prepared(sample), sample.size, self.settings).cpu().numpy()
+        maps: list[np.ndarray] = [sample.target["labels"].numpy(), found]
+        return [picture, *(overlay.with_map(picture, one, self.data.classes) for one in maps)]
 
     def figures(self, folder: Path) -> list[Path]:
         """The last snapshot, and how well each class was found."""
-        made = []
-        if self.last is not None:
-            made.append(Path(shutil.copyfile(self.last, folder / "predictions.png")))
+        made = super().figures(folder)
         if self.counts.any():
             iou = scores(self.counts)[0]
             numbers = {i: float(value) for i, value in enumerate(iou) if value == value}
