@@ -117,7 +117,7 @@ def test_the_readme_shows_what_dropping_units_saves() -> None:
     everything = by_way["HiViT-B, fed with all units"]
     assert everything["time"] >= 2
     assert everything["memory"] > 1
-    official = by_way["HiViT-B, all embedded, then dropped (official code)"]
+    official = by_way[pretrain.OFFICIAL]
     assert official["work"] > 1
     assert official["memory"] > 1
 
