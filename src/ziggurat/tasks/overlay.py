@@ -81,10 +81,12 @@ def tag(
 
 
 def with_map(picture: Image.Image, labels: np.ndarray, classes: Sequence[str]) -> Image.Image:
-    """A colour for the class of each pixel (H, W); a key of the classes there are on the right.
+    """A colour for the class of each pixel (H, W); a key of the classes there are on the right."""
+    return keyed(coloured(picture, labels, classes), [labels], classes)
 
-    Pixels of no class stay as they are.
-    """
+
+def coloured(picture: Image.Image, labels: np.ndarray, classes: Sequence[str]) -> Image.Image:
+    """A colour for the class of each pixel (H, W); those of no class stay as they are."""
     drawn, _ = sized(picture)
     numbers = Image.fromarray(labels.astype(np.uint8)).resize(drawn.size, Image.Resampling.NEAREST)
     at = np.asarray(numbers)
@@ -92,14 +94,14 @@ def with_map(picture: Image.Image, labels: np.ndarray, classes: Sequence[str]) -
     known = at < len(classes)
     pixels = np.asarray(drawn).astype(np.float32)
     mixed = pixels * (1 - MAP) + palette[np.where(known, at, len(classes))] * MAP
-    drawn = Image.fromarray(np.where(known[..., None], mixed, pixels).round().astype(np.uint8))
-    counts = np.bincount(at[known].ravel(), minlength=len(classes))
-    present = [int(i) for i in counts.argsort()[::-1] if counts[i]]
-    return keyed(drawn, present, classes)
+    return Image.fromarray(np.where(known[..., None], mixed, pixels).round().astype(np.uint8))
 
 
-def keyed(drawn: Image.Image, present: Sequence[int], classes: Sequence[str]) -> Image.Image:
-    """The picture with names and colours of classes beside it."""
+def keyed(drawn: Image.Image, maps: Sequence[np.ndarray], classes: Sequence[str]) -> Image.Image:
+    """The picture with names and colours beside it of the classes in maps, the largest first."""
+    each = [np.bincount(one.ravel(), minlength=256)[: len(classes)] for one in maps]
+    counts = np.sum(each, axis=0)
+    present = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
     letters = max(12, drawn.height / 28)
     font = ImageFont.load_default(letters)
     step = round(letters * 1.5)

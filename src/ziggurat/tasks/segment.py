@@ -216,7 +216,7 @@ class Segment(DenseTask):
     Settings: ClassVar[type[Settings]] = SegmentSettings
     best: ClassVar[str] = "miou"
     kind: ClassVar[Literal["detect", "segment"]] = "segment"
-    columns: ClassVar[tuple[str, ...]] = ("picture", "marked", "found")
+    columns: ClassVar[tuple[str, ...]] = ("picture", "marked", "found", "classes")
     settings: SegmentSettings
     model: UPerNet
     data: SceneData
@@ -322,10 +322,14 @@ class Segment(DenseTask):
     # What is left behind.
 
     def row(self, model: Any, picture: Image.Image, sample: Marked) -> list[Image.Image]:
-        """The picture, and on it the classes that are marked, and that are found."""
+        """The picture, and on it the classes that are marked, and that are found; their key."""
         found = labels_of(model, self.prepared(sample), sample.size, self.settings).cpu().numpy()
         maps: list[np.ndarray] = [sample.target["labels"].numpy(), found]
-        return [picture, *(overlay.with_map(picture, one, self.data.classes) for one in maps)]
+        classes = self.data.classes
+        drawn = [overlay.coloured(picture, one, classes) for one in maps]
+        key = Image.new("RGB", drawn[0].size, "white")
+        key.paste(overlay.keyed(key.crop((0, 0, 1, key.height)), maps, classes))
+        return [picture, *drawn, key]
 
     def figures(self, folder: Path) -> list[Path]:
         """The last snapshot, and how well each class was found."""
