@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import ziggurat
 from ziggurat.engine import recipe, results
@@ -106,6 +107,16 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start, time.process_time() - work
+
+
+def multiply_adds(way: str) -> int:
+    """Of a forward and a backward pass with one image, counted on the meta device."""
+    build, size = WAYS[way]
+    model = build().to("meta")
+    noise = torch.empty(1, (size // 16) ** 2, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, size, size, device="meta"), noise).backward()
+    return int(counter.get_total_flops() // 2)
 
 
 def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
