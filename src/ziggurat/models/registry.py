@@ -49,7 +49,8 @@ PUBLISHED = {  # the weights a hub carries; the other families' are files behind
     f"nest_{size}": f"timm/nest_{size}_jx.goog_in1k" for size in ("tiny", "small", "base")
 }
 TIMMS_OWN = {"features_only", "out_indices", "feature_cls", "pretrained_cfg", "cache_dir"} | {
-    "pretrained_cfg_overlay"
+    "pretrained_model_args",  # since 1.0.31: what a saved model was built with
+    "pretrained_cfg_overlay",
 }
 SOURCES = ("state_dict", "file", "url", "hf_hub_id")  # where a pretrained_cfg may have weights
 
