@@ -71,7 +71,7 @@ class Texts:
 
 
 class ImageFiles:
-    """Image files below one folder, of which something else than one label is known."""
+    """Image files below one folder, whatever is known of them."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self.root, self.paths = root, Texts(paths)
@@ -95,8 +95,8 @@ class ImageFiles:
             return Path(name).read_bytes()
 
 
-class Files(Encoded):
-    """Image files below one folder."""
+class Files(ImageFiles, Encoded):
+    """Image files below one folder, with one class each."""
 
     def __init__(
         self,
@@ -106,19 +106,8 @@ class Files(Encoded):
         classes: tuple[str, ...],
         ignored: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(labels, classes, ignored)
-        self.root = root
-        self.paths = Texts(paths)
-
-    def name(self, index: int) -> str:
-        """Its path."""
-        return str(self.root / self.paths[index])
-
-    def contents(self, index: int) -> bytes:
-        """What the file holds."""
-        name = self.name(index)
-        with bad_image(name):
-            return Path(name).read_bytes()
+        Encoded.__init__(self, labels, classes, ignored)
+        ImageFiles.__init__(self, root, paths)
 
 
 # Labels and splits.
