@@ -22,7 +22,7 @@ from ziggurat.data.masks import encoded
 
 RESULTS = study.RESULTS / "dense"
 SIDE = 64  # pixels of a pet as it comes; half as many are looked at
-EPOCHS = {"pets": 12, "streets": 30}
+EPOCHS = {"pets": 30, "streets": 120}
 SMALL = {"pets": ["sides=[32]", "crop=[32,32]", "batch=32"], "streets": []}
 PETS, STREETS = "rest/coco_retinanet_small", "hivit/ade20k_upernet_small"
 
