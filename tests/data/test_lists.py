@@ -29,6 +29,14 @@ def test_a_csv_gives_path_label_and_split(pictures: Path) -> None:
     assert data.name == "list"
 
 
+def test_paths_may_be_called_files_and_rows_without_a_split_are_passed_over(pictures: Path) -> None:
+    rows = [f"img/a photo {i}.png,{i % 2},{split}" for i, split in enumerate(["train", "", "val"])]
+    data = open_data(lines(pictures / "a.csv", "file,label,split", *rows))
+    assert names(data.train) == [str(pictures / "img" / "a photo 0.png")]
+    assert len(data.test) == 1
+    assert (data.train.ignored, data.test.ignored) == ({"in no split": 1}, {})
+
+
 def test_a_txt_gives_path_and_label_and_is_split_by_hash(pictures: Path) -> None:
     rows = [f"img/a photo {i}.png {i % 2}" for i in range(4)]
     data = open_data(lines(pictures / "list.txt", *rows))
@@ -151,7 +159,7 @@ def test_a_csv_without_labels_may_have_splits(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("a.csv", ["file", "a.png"], "names its columns: path and perhaps split; got file"),
+        ("a.csv", ["name", "a.png"], "names its columns: path and perhaps split; got name"),
         ("a.csv", ["path,split", ",train"], "line 2 has no path"),
         ("a.csv", ["path,split", "a.png,trian"], "line 2 has split 'trian': it must be train"),
         ("a.csv", ["path"], r"a\.csv lists no images: give a path a line"),

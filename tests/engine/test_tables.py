@@ -16,7 +16,7 @@ WANTED = {
     "hvt": ["1", "2", "3", "4", "5", "6", "7", "8", "9"],
     "rest": ["1"],
     "hivit": ["2", "3", "7", "9"],
-    "regionvit": ["2", "3", "4", "9", "10"],
+    "regionvit": ["2", "3", "4", "7", "9", "10"],
 }
 ROWS = [pytest.param(t, row, id=f"{t.paper}-{t.number}-{row.name}") for t, row in rows()]
 

@@ -32,7 +32,7 @@ def add(verb: Verb) -> None:
     one.add_argument(
         "name",
         help="cifar10, cifar100, fashion-mnist, pets, cars; check: any --data, of classes, of "
-        "objects (COCO) or of label maps",
+        "objects (COCO), of label maps or of clips",
     )
     one.add_argument(
         "--unlabelled", action="store_true", help="check: images to pre-train on, without classes"

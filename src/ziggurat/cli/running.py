@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 from ziggurat.cli.verb import BAR, Verb, positive
 
@@ -45,16 +47,82 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Say what images show: likely classes, or objects and scenes, drawn."""
+    """Say what images or clips show: likely classes, or objects and scenes, drawn."""
+    from ziggurat.models.pretrained import is_of_clips
     from ziggurat.tasks.dense import read_head
 
-    return classes(args) if read_head(args.checkpoint) is None else objects(args)
+    if read_head(args.checkpoint) is not None:
+        return objects(args)
+    return actions(args) if is_of_clips(args.checkpoint) else classes(args)
+
+
+def actions(args: argparse.Namespace) -> int:
+    """The likeliest classes of each clip, and a strip of the frames used."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from ziggurat.data.clips import EXTENSIONS
+    from ziggurat.engine.predict import files_of
+    from ziggurat.engine.watch import Watcher, strip, strips
+
+    files = files_of(args.images, EXTENSIONS, "clip")
+    folder = written_to(args)
+    watch = Watcher(args.checkpoint)
+    console = Console(stderr=True)
+    found = track(
+        watch(files, args.top),
+        "watching",
+        total=len(files),
+        console=console,
+        transient=True,
+        disable=args.json,
+    )
+    rows = []
+    for answer, path in zip(found, strips(files, folder), strict=True):
+        if answer.frames is not None:
+            strip(answer, path)
+        drawn = None if answer.frames is None else str(path)
+        rows.append({"clip": answer.clip, "top": answer.top, "error": answer.error, "strip": drawn})
+    code = told(args, "clip", rows)
+    if not args.json:
+        print(f"{sum(row['strip'] is not None for row in rows)} strips of frames in {folder}")
+    return code
+
+
+def written_to(args: argparse.Namespace) -> Path:
+    """The folder for pictures, empty unless it may be written over."""
+    folder = Path(args.out or "predictions")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not args.overwrite:
+        raise FileExistsError(f"{folder} exists: take another --out or --overwrite")
+    return folder
+
+
+def told(args: argparse.Namespace, kind: str, rows: list[dict[str, Any]]) -> int:
+    """Print what images or clips show; 1 if some could not be read."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if args.json:
+        plain = [row | {"top": [guess._asdict() for guess in row["top"]]} for row in rows]
+        print(json.dumps(plain, indent=2))
+    else:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(kind, overflow="fold")
+        table.add_column("class")
+        table.add_column("probability", no_wrap=True)
+        for row in rows:
+            for i, guess in enumerate(row["top"]):
+                share = f"{BAR * round(guess.probability * 20):<20} {guess.probability:6.1%}"
+                table.add_row("" if i else row[kind], guess.name, share)
+        Console().print(table)
+    bad = [row["error"] for row in rows if row["error"]]
+    for error in bad:
+        print(f"ziggurat: skipped {error}", file=sys.stderr)
+    return 1 if bad else 0
 
 
 def objects(args: argparse.Namespace) -> int:
     """Draw what a detector or segmenter sees, and write it as COCO's results."""
-    from pathlib import Path
-
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
@@ -63,9 +131,7 @@ def objects(args: argparse.Namespace) -> int:
     from ziggurat.engine.predict import files_of
 
     files = files_of(args.images)
-    folder = Path(args.out or "predictions")
-    if folder.exists() and any(folder.iterdir()) and not args.overwrite:
-        raise FileExistsError(f"{folder} exists: take another --out or --overwrite")
+    folder = written_to(args)
     finder = Finder(args.checkpoint)
     chosen = places(files, folder, finder.task == "segment", args.data)
     found = write(finder, chosen, folder, args.least)
@@ -96,7 +162,6 @@ def classes(args: argparse.Namespace) -> int:
     """The likeliest classes of each image."""
     from rich.console import Console
     from rich.progress import track
-    from rich.table import Table
 
     from ziggurat.engine.predict import Classifier, files_of
 
@@ -113,32 +178,12 @@ def classes(args: argparse.Namespace) -> int:
             disable=args.json,
         )
     )
-    if args.json:
-        rows = [
-            {"image": a.image, "top": [guess._asdict() for guess in a.top], "error": a.error}
-            for a in found
-        ]
-        print(json.dumps(rows, indent=2))
-    else:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("image", overflow="fold")
-        table.add_column("class")
-        table.add_column("probability", no_wrap=True)
-        for answer in found:
-            for i, guess in enumerate(answer.top):
-                share = f"{BAR * round(guess.probability * 20):<20} {guess.probability:6.1%}"
-                table.add_row("" if i else answer.image, guess.name, share)
-        Console().print(table)
-    bad = [answer for answer in found if answer.error]
-    for answer in bad:
-        print(f"ziggurat: skipped {answer.error}", file=sys.stderr)
-    return 1 if bad else 0
+    rows = [{"image": one.image, "top": one.top, "error": one.error} for one in found]
+    return told(args, "image", rows)
 
 
 def report(args: argparse.Namespace) -> None:
     """Write the report of a run again, or one page that compares several."""
-    from pathlib import Path
-
     from ziggurat.engine.recipe import RECIPE
     from ziggurat.engine.report import compare, write
 
@@ -166,10 +211,10 @@ def add(verb: Verb) -> None:
 
     one = verb(predict, "ziggurat predict runs/digits photo.jpg 'more/*.png'")
     one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
-    one.add_argument("images", nargs="+", help="files, folders, patterns")
+    one.add_argument("images", nargs="+", help="files (of clips: videos), folders, patterns")
     one.add_argument("--top", type=positive, default=5, help="classifier: how many classes (5)")
     one.add_argument("--batch", type=positive, default=32, help="classifier: images at a time (32)")
-    one.add_argument("--out", metavar="DIR", help="detector, segmenter: for pictures (predictions)")
+    one.add_argument("--out", metavar="DIR", help="for pictures, not of a classifier (predictions)")
     one.add_argument(
         "--data",
         metavar="FILE_OR_FOLDER",

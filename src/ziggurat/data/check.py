@@ -1,4 +1,4 @@
-"""What is wrong with data, found before a long run: every image is read and decoded once."""
+"""What is wrong with data, found before a long run: every image or clip is decoded once."""
 
 import functools
 import os
@@ -6,15 +6,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from ziggurat.data import clips
+from ziggurat.data.frames import viewed
 from ziggurat.data.images import (
     LEAST,
     NAMES,
@@ -31,12 +34,14 @@ from ziggurat.data.images import (
 )
 
 AT_A_TIME = 512  # images in the hands of the threads
+FRAMES = 8  # of a clip that are decoded
 
 
 @dataclass
 class Split:
     """What one split holds; sizes and modes are of the images that were read."""
 
+    noun: ClassVar[str] = "images"
     images: int = 0
     per_class: dict[str, int] = field(default_factory=dict)
     read: int = 0
@@ -52,7 +57,7 @@ class Split:
         found = []
         if self.images:
             some = f", {self.read} of them read" if self.read < self.images else ""
-            found.append(f"{name:6}{self.images} images{self.counts()}{some}")
+            found.append(f"{name:6}{self.images} {self.noun}{self.counts()}{some}")
         if self.smallest and self.median and self.largest:
             sides = (self.smallest, self.median, self.largest)
             small, median, large = (f"{width} x {height}" for width, height in sides)
@@ -64,6 +69,22 @@ class Split:
         """How many of each class, for a terminal."""
         counts = sorted(self.per_class.values())
         return f", {counts[0]} to {counts[-1]} a class" if counts else ""
+
+
+@dataclass
+class ClipSplit(Split):
+    """Clips; sizes are of their frames, modes are their codecs."""
+
+    noun = "clips"
+    seconds: tuple[float, float, float] | None = None  # shortest, median and longest
+
+    def lines(self, name: str) -> list[str]:
+        """For a terminal."""
+        found = super().lines(name)
+        if self.seconds:
+            short, median, long = (f"{seconds:.1f}" for seconds in self.seconds)
+            found.append(f"      {short} to {long} seconds, median {median}")
+        return found
 
 
 @dataclass
@@ -104,14 +125,16 @@ def check(
 
     Not ``labelled``: as pre-training reads it, which asks for no classes and reports none.
     """
-    if labelled and (kind := kind_of(spec)):
+    kind = kind_of(spec) if labelled else None
+    if kind == "objects" or kind == "scenes":
         from ziggurat.data.annotations import check_annotations  # it builds on this file
 
         return check_annotations(spec, kind, limit, progress)
+    open_ = clips.opened if kind == "clips" else functools.partial(opened, labelled=labelled)
     problems: list[str] = []
     for strict in (True, False):  # what training refuses is a problem, and looked at further
         try:
-            data = opened(spec, seed=0, strict=strict, labelled=labelled)
+            data = open_(spec, seed=0, strict=strict)
             break
         except (ValueError, OSError, ImportError) as error:
             problems = [str(error)]
@@ -129,8 +152,8 @@ def check(
     return report
 
 
-def kind_of(spec: str | Path) -> Literal["objects", "scenes"] | None:
-    """What is annotated: objects (COCO), every pixel, or neither, as for classification."""
+def kind_of(spec: str | Path) -> Literal["objects", "scenes", "clips"] | None:
+    """What has labels: objects (COCO), every pixel, clips, or just images."""
     from ziggurat.data import coco, scenes
 
     if str(spec) in NAMES:
@@ -138,7 +161,11 @@ def kind_of(spec: str | Path) -> Literal["objects", "scenes"] | None:
     path = Path(spec).expanduser()
     if str(spec) == "coco" or coco.is_objects(path):
         return "objects"
-    return "scenes" if str(spec) == "ade20k" or scenes.is_scenes(path) else None
+    if str(spec) == "ade20k" or scenes.is_scenes(path):
+        return "scenes"
+    with suppress(OSError):  # which is raised again where the set is opened
+        return "clips" if clips.is_clips(path) else None
+    return None
 
 
 class Named(Protocol):
@@ -164,7 +191,7 @@ def look_through(
     """Examine both splits, and what is in both, behind a bar of progress."""
     with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
         chosen = [spread(len(images), limit) for images in sets]
-        bar = bars.add_task("reading images", total=sum(map(len, chosen)))
+        bar = bars.add_task("reading", total=sum(map(len, chosen)))
         step = functools.partial(bars.advance, bar)
         report.train, train = examine(sets[0], chosen[0], step)
         report.test, test = examine(sets[1], chosen[1], step)
@@ -194,11 +221,12 @@ def in_both(train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 
 class Look(NamedTuple):
-    """One image that could be read."""
+    """One image or clip that could be read."""
 
     size: tuple[int, int]
     mode: str
     digest: bytes
+    seconds: float = 0.0
 
 
 def examined(
@@ -207,7 +235,9 @@ def examined(
     """What the chosen images of a split are like; place and digest of those that can be read."""
     inside = images.labels[(images.labels >= 0) & (images.labels < len(images.classes))]
     counts = np.bincount(inside, minlength=len(images.classes)).tolist()
-    split = Split(
+    kind = ClipSplit if isinstance(images, clips.Clips) else Split
+    seconds: list[float] = []
+    split = kind(
         images=len(images),
         per_class=dict(zip(images.classes, counts, strict=True)),
         ignored=images.ignored,
@@ -217,9 +247,14 @@ def examined(
         found = look(images, index)
         if isinstance(found, Look) and min(found.size) < least:
             return too_small(images.name(index), found.size, least)
+        if isinstance(found, Look):
+            seconds.append(found.seconds)
         return found
 
-    return split, tallied(split, seen, chosen, advance)
+    kept = tallied(split, seen, chosen, advance)
+    if isinstance(split, ClipSplit) and seconds:
+        split.seconds = (min(seconds), float(np.median(seconds)), max(seconds))
+    return split, kept
 
 
 def tallied(
@@ -261,8 +296,13 @@ def looked_at(seen: Callable[[int], Look | str], chosen: list[int]) -> Iterator[
 
 
 def look(images: Images, index: int) -> Look | str:
-    """Read one image as training would, and note how it was stored; or why it cannot be."""
+    """Read one image or clip as training would, and note how it was stored; or why it cannot be."""
     try:
+        if isinstance(images, clips.Clips):
+            name = images.name(index)
+            clip = viewed(name, name, FRAMES)
+            size = (clip.frames.shape[2], clip.frames.shape[1])
+            return Look(size, clip.codec, digest_of(clip.frames.tobytes()), clip.seconds)
         if isinstance(images, Encoded):
             contents, name = images.contents(index), images.name(index)
             with bad_image(name):
@@ -295,30 +335,30 @@ def sum_up_files(report: Report, ignored: str) -> None:
     for name, split in (("training", report.train), ("test", report.test)):
         if split.unreadable:
             report.problems.append(
-                f"{len(split.unreadable)} of {split.read} {name} images cannot be read, the first: "
-                f"{split.unreadable[0]}"
+                f"{len(split.unreadable)} of {split.read} {name} {split.noun} cannot be read, the "
+                f"first: {split.unreadable[0]}"
             )
         if split.ignored:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in split.ignored.items())
-            report.remarks.append(f"{ignored} among {name} images: {kinds}")
+            report.remarks.append(f"{ignored} among {name} {split.noun}: {kinds}")
     if report.duplicates:
         report.problems.append(
-            f"{len(report.duplicates)} images are for training and for testing, the first: "
-            f"{' and '.join(report.duplicates[0])}"
+            f"{len(report.duplicates)} {report.test.noun} are for training and for testing, the "
+            f"first: {' and '.join(report.duplicates[0])}"
         )
 
 
 def sum_up_classes(report: Report) -> None:
     """What is wrong with classes that have images."""
-    train, test = report.train.per_class, report.test.per_class
+    train, test, noun = report.train.per_class, report.test.per_class, report.train.noun
     empty = [name for name in report.classes if not train[name] and not test[name]]
     untested = [name for name in report.classes if train[name] and not test[name]]
     tiny = [name for name in report.classes if train[name] == 1]
     if len(report.classes) == 1:
         report.problems.append(f"there is only one class, {report.classes[0]!r}")
     if empty:
-        report.problems.append(f"no images at all of {listed(empty)}")
+        report.problems.append(f"no {noun} at all of {listed(empty)}")
     if untested:
-        report.remarks.append(f"images to train on, but none to test, of {listed(untested)}")
+        report.remarks.append(f"{noun} to train on, but none to test, of {listed(untested)}")
     if tiny:
-        report.remarks.append(f"a single image to train on of {listed(tiny)}")
+        report.remarks.append(f"a single {noun.removesuffix('s')} to train on of {listed(tiny)}")

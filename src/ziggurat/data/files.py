@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -95,8 +95,10 @@ class ImageFiles:
             return Path(name).read_bytes()
 
 
-class Files(ImageFiles, Encoded):
-    """Image files below one folder, with one class each."""
+class ClassFiles(ImageFiles, Images):
+    """Files of one kind below one folder, with one class each."""
+
+    extensions: ClassVar[frozenset[str]]
 
     def __init__(
         self,
@@ -106,8 +108,14 @@ class Files(ImageFiles, Encoded):
         classes: tuple[str, ...],
         ignored: Mapping[str, int] | None = None,
     ) -> None:
-        Encoded.__init__(self, labels, classes, ignored)
+        Images.__init__(self, labels, classes, ignored)
         ImageFiles.__init__(self, root, paths)
+
+
+class Files(ClassFiles, Encoded):
+    """Image files below one folder, with one class each."""
+
+    extensions = EXTENSIONS
 
 
 # Labels and splits.
@@ -215,7 +223,13 @@ def split_data(
 # Folders.
 
 
-def folder(path: Path, seed: int | None, strict: bool = True, labelled: bool = True) -> Data:
+def folder(
+    path: Path,
+    seed: int | None,
+    strict: bool = True,
+    labelled: bool = True,
+    kind: type[ClassFiles] = Files,
+) -> Data:
     """``train/`` and ``val/`` of class folders, or class folders of which a tenth is held out.
 
     Not ``labelled``: images may lie anywhere, and ``train/`` may be alone.
@@ -223,7 +237,7 @@ def folder(path: Path, seed: int | None, strict: bool = True, labelled: bool = T
     names = folders_in(path)
     other = next((split for split in TEST_SPLITS if split in names), None)
     if "train" in names and other:
-        return two_folders(path, other, strict, labelled)
+        return two_folders(path, other, strict, labelled, kind)
     name = path.resolve().name
     if names == {"train"} and not labelled:
         path = path / "train"
@@ -234,21 +248,23 @@ def folder(path: Path, seed: int | None, strict: bool = True, labelled: bool = T
             f"{path / 'train'} to have a tenth of it held out"
         )
     if not names and labelled:
-        raise ValueError(f"{path} holds no folders: put the images of each class in a folder")
-    paths, owners, ignored = scanned(path, labelled)
+        raise ValueError(f"{path} holds no folders: put the {kind.noun} of each class in a folder")
+    paths, owners, ignored = scanned(path, labelled, kind.extensions)
     classes = tuple(sorted(names if labelled else names | {""}))  # "": in no folder
     labels = numbers(owners, classes)
     test = held_out(paths, labels, seed, labelled)
 
     def part(of: np.ndarray) -> Images:
-        return Files(path, [paths[i] for i in of], labels[of], classes, ignored)
+        return kind(path, [paths[i] for i in of], labels[of], classes, ignored)
 
     data = split_data(part, test, classes, name)
     data.test.ignored.clear()  # counted once
     return data
 
 
-def two_folders(path: Path, other: str, strict: bool, labelled: bool) -> Data:
+def two_folders(
+    path: Path, other: str, strict: bool, labelled: bool, kind: type[ClassFiles]
+) -> Data:
     """One folder of class folders to train on, another to test on."""
     own = {split: folders_in(path / split) for split in ("train", other)}
     if strict and labelled and own["train"] != own[other]:
@@ -265,8 +281,8 @@ def two_folders(path: Path, other: str, strict: bool, labelled: bool) -> Data:
     classes = tuple(sorted(names if labelled else names | {""}))
     sets = []
     for split in ("train", other):
-        paths, owners, ignored = scanned(path / split, labelled)
-        sets.append(Files(path / split, paths, numbers(owners, classes), classes, ignored))
+        paths, owners, ignored = scanned(path / split, labelled, kind.extensions)
+        sets.append(kind(path / split, paths, numbers(owners, classes), classes, ignored))
     return Data(sets[0], sets[1], classes, None, None, None, path.resolve().name)
 
 
@@ -275,21 +291,23 @@ def folders_in(path: Path) -> set[str]:
     return {entry.name for entry in os.scandir(path) if entry.name[0] != "." and entry.is_dir()}
 
 
-def scanned(root: Path, labelled: bool) -> tuple[list[str], list[str], Counter[str]]:
-    """Image files, sorted; the folder below ``root`` that each is in; what was passed over.
+def scanned(
+    root: Path, labelled: bool, extensions: frozenset[str]
+) -> tuple[list[str], list[str], Counter[str]]:
+    """Files of a kind, sorted; the folder below ``root`` that each is in; what was passed over.
 
     If ``labelled`` that folder is the class, else it may be none ("").
     """
     ignored: Counter[str] = Counter()
     found: list[str] = []
     if not labelled:
-        found.extend(below(str(root), "", frozenset(), ignored))
+        found.extend(below(str(root), "", frozenset(), ignored, extensions))
     else:
         for entry in os.scandir(root):
             if entry.name[0] == ".":
                 ignored["hidden"] += 1
             elif entry.is_dir():
-                found.extend(below(entry.path, f"{entry.name}/", frozenset(), ignored))
+                found.extend(below(entry.path, f"{entry.name}/", frozenset(), ignored, extensions))
             else:
                 ignored["outside class folders"] += 1
     found.sort()
@@ -297,9 +315,13 @@ def scanned(root: Path, labelled: bool) -> tuple[list[str], list[str], Counter[s
 
 
 def below(
-    folder: str, prefix: str, above: frozenset[tuple[int, int]], ignored: Counter[str]
+    folder: str,
+    prefix: str,
+    above: frozenset[tuple[int, int]],
+    ignored: Counter[str],
+    extensions: frozenset[str] = EXTENSIONS,
 ) -> Iterator[str]:
-    """Image files at any depth, links followed; a link to a folder it lies in is not."""
+    """Files of a kind at any depth, links followed; a link to a folder it lies in is not."""
     here = os.stat(folder)
     if (here.st_dev, here.st_ino) in above:
         return
@@ -309,8 +331,8 @@ def below(
             ignored["hidden"] += 1
         elif entry.is_dir():
             within = above | {(here.st_dev, here.st_ino)}
-            yield from below(entry.path, f"{prefix}{entry.name}/", within, ignored)
-        elif extension[1:].lower() in EXTENSIONS:
+            yield from below(entry.path, f"{prefix}{entry.name}/", within, ignored, extensions)
+        elif extension[1:].lower() in extensions:
             yield f"{prefix}{entry.name}"
         else:
             ignored[extension or "no extension"] += 1

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -143,6 +143,8 @@ def as_grey(image: Image.Image) -> Image.Image:
 class Images(ABC):
     """Images with one class each, read one at a time, in any order, by any process."""
 
+    noun: ClassVar[str] = "images"
+
     def __init__(
         self,
         labels: np.ndarray,
@@ -236,18 +238,18 @@ def mistakes(data: Data, trained: bool = True) -> list[str]:
     found = []
     for split, images in (("training", data.train), ("test", data.test)):
         if not len(images) and (trained or split == "test"):
-            found.append(f"{data.name} has no {split} images")
+            found.append(f"{data.name} has no {split} {images.noun}")
         wrong = np.flatnonzero((images.labels < 0) | (images.labels >= len(data.classes)))
         if len(wrong):
             found.append(
                 f"{images.name(int(wrong[0]))} has label {images.label(int(wrong[0]))}, but there "
                 f"are {len(data.classes)} classes, 0 to {len(data.classes) - 1} "
-                f"({len(wrong)} such {split} images)"
+                f"({len(wrong)} such {split} {images.noun})"
             )
     unseen = np.setdiff1d(data.test.labels, data.train.labels)
     names = [data.classes[i] for i in unseen if 0 <= i < len(data.classes)]
     if names and len(data.train):
-        found.append(f"{listed(names)} in {data.name}: test images, but none to train on")
+        found.append(f"{listed(names)} in {data.name}: test {data.test.noun}, but none to train on")
     return found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from ziggurat.data.loading import Once, loader
 from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.recipe import RECIPE, Recipe, parse, read
-from ziggurat.models.pretrained import locate
+from ziggurat.models.pretrained import is_of_clips, locate
 from ziggurat.tasks import TASKS
 from ziggurat.tasks.dense import read_head
 from ziggurat.tasks.task import Task, over_processes
@@ -81,15 +81,16 @@ def evaluate(
         raise ValueError(f"{source} does not say what it was trained on: give --data")
     if found is None:
         head = read_head(source)
-        said: dict[str, Any] = {"name": "eval", "data": data, "model": "any", "task": "classify"}
+        kind = "video" if is_of_clips(source) else "classify"
+        said: dict[str, Any] = {"name": "eval", "data": data, "model": "any", "task": kind}
         said |= {} if head is None else {"task": head.task, "batch": 16} | head.settings
         found = parse(said, "eval")
-    kind = TASKS[found.task]
+    task_of = TASKS[found.task]
     own = data is None or data == found.data
-    held_out = kind.open(data or found.data, found.settings, found.seed if own else None)
+    held_out = task_of.open(data or found.data, found.settings, found.seed if own else None)
     there = found.precision != "fp16" or torch.accelerator.is_available()
     devices = accelerator(found.precision if there else "fp32")
-    task = kind.saved(source, found.settings, held_out).to(devices.device)
+    task = task_of.saved(source, found.settings, held_out).to(devices.device)
     if workers is None:
         workers = spare_cores(devices.num_processes)
     batch = batch or test_batch(found, devices.num_processes)

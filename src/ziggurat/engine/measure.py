@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from ziggurat.layers.attention import Attention
 from ziggurat.models.backbone import Backbone, Stage, pair
 from ziggurat.models.registry import create_model
+from ziggurat.models.video import SpaceTime
 
 
 class Cost(NamedTuple):
-    """What a model weighs and what one image costs."""
+    """What a model weighs and what one image, or one clip, costs."""
 
     params: int  # parameters, trained or not; buffers are none
     macs: int  # multiply-adds of convolutions, linear layers and matrix products
@@ -55,14 +56,16 @@ def count(
     elif overrides:
         raise TypeError(f"a built model takes no {', '.join(overrides)}: give its name instead")
     model = on_meta(model).eval()
+    images = model.image_model if isinstance(model, SpaceTime) else model
     if in_chans is None:
-        in_chans = model.in_chans if isinstance(model, Backbone) else 3
+        in_chans = images.in_chans if isinstance(images, Backbone) else 3
     height, width = pair(trained_size(model) if img_size is None else img_size)
     counter = FlopCounterMode(display=False, custom_mapping=NORMS)
     with counter, torch.no_grad():
-        model(torch.empty(1, in_chans, height, width, device="meta"))
+        frames = (model.frames,) if isinstance(model, SpaceTime) else ()
+        model(torch.empty(1, *frames, in_chans, height, width, device="meta"))
     norms = sum(counter.get_flop_counts()["Global"].get(op, 0) for op in NORMS)
-    dims, strides = (model.dims, model.strides) if isinstance(model, Backbone) else ((), ())
+    dims, strides = (images.dims, images.strides) if isinstance(images, Backbone) else ((), ())
     return Cost(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=(counter.get_total_flops() - norms) // 2,

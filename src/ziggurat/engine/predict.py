@@ -1,7 +1,7 @@
 """Classes of images, in batches, from whatever a user points at."""
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from PIL import Image
 
 from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
 from ziggurat.models.pretrained import from_pretrained
+from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes, test_transform
 
 
@@ -42,6 +43,8 @@ class Classifier:
                 f"{source if isinstance(source, str | Path) else 'the model'} knows no classes: "
                 "fine-tune or probe it first (`ziggurat finetune --init ...`)"
             )
+        if isinstance(model, SpaceTime):
+            raise ValueError("the model is one of clips: take ziggurat.engine.watch.Watcher")
         self.model = model.to(self.device).eval()
         config = model.pretrained_cfg
         self.transform = test_transform(config)
@@ -96,21 +99,23 @@ def predict(
     return list(Classifier(source)(images, top, batch))
 
 
-def files_of(words: Sequence[str]) -> list[str]:
+def files_of(
+    words: Sequence[str], extensions: Collection[str] = EXTENSIONS, kind: str = "image"
+) -> list[str]:
     """Image files of paths, folders (all below them) and patterns, in a stable order."""
     found: list[str] = []
     for word in words:
         path = Path(word)
         if path.is_dir():
-            inside = sorted(f for f in path.rglob("*") if f.suffix[1:].lower() in EXTENSIONS)
+            inside = sorted(f for f in path.rglob("*") if f.suffix[1:].lower() in extensions)
             if not inside:
-                raise ValueError(f"{word} has no image in it")
+                raise ValueError(f"{word} has no {kind} in it")
             found += map(str, inside)
         elif path.exists():
             found.append(word)
         else:
             matches = sorted(glob.glob(word, recursive=True))
             if not matches:
-                raise FileNotFoundError(f"there is no image, folder or pattern {word!r}")
+                raise FileNotFoundError(f"there is no {kind}, folder or pattern {word!r}")
             found += [match for match in matches if Path(match).is_file()]
     return found

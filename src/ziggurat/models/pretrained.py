@@ -21,10 +21,11 @@ from torch import nn
 
 from ziggurat.models.backbone import Backbone, pair
 from ziggurat.models.registry import TIMM_NAMES, create_model
+from ziggurat.models.video import SpaceTime
 from ziggurat.models.weights import TORCH, CheckpointError, classifiers, flat, load_checkpoint, read
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-KEPT = ("input_size", "mean", "std", "crop_pct", "interpolation", "label_names")
+KEPT = ("input_size", "mean", "std", "crop_pct", "interpolation", "label_names", "test_crops")
 PRETRAINING = ("decoder.*", "fill", "norm.*")  # of it alone, and the norm it leaves out
 DENSE = ("norm[0-9].*", "fpn[0-9].*", "norm.*")  # norms of official detectors' levels, the same
 FEATURES_ONLY = (FeatureDictNet, FeatureGraphNet, FeatureHookNet, FeatureGetterNet)
@@ -43,6 +44,9 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
             "a features_only model has lost parts of its weights and cannot be built again: "
             "save the whole model, and ask from_pretrained for features_only=True"
         )
+    whole = model
+    if isinstance(model, SpaceTime):
+        model = model.image_model
     ours = isinstance(model, Backbone)
     name = str(model.name if ours else cfg.get("architecture"))
     if name not in TIMM_NAMES if ours else not is_model(name):
@@ -56,6 +60,8 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
         )
     changed: Any = getattr(model, "overrides", {})
     overrides = dict(changed)
+    if isinstance(whole, SpaceTime):
+        overrides |= {"frames": whole.frames, "over_time": whole.over_time}
     if ours and model.global_pool != overrides.get("global_pool", "avg"):
         overrides["global_pool"] = model.global_pool
     size = cfg.get("input_size", (3, 224, 224))
@@ -83,10 +89,10 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
         part = Path(partial)
-        state = {n: value.detach().contiguous() for n, value in model.state_dict().items()}
+        state = {n: value.detach().contiguous() for n, value in whole.state_dict().items()}
         save_file(state, part / WEIGHTS, metadata={"format": "pt"})
         (part / CONFIG).write_text(text)
-        (part / CARD).write_text(card(name, config, model))
+        (part / CARD).write_text(card(name, config, whole))
         for file in (WEIGHTS, CARD, CONFIG):
             shutil.move(part / file, folder / file)
     return folder
@@ -96,18 +102,25 @@ def from_pretrained(source: str | Path, ignore: Sequence[str] = (), **overrides:
     """Build and load a model from a folder that ``save_pretrained`` wrote, or a hub id.
 
     ``overrides`` change the model it builds: another ``img_size`` resizes what was learned;
-    another ``num_classes`` starts the classifier afresh. ``ignore`` is ``load_checkpoint``'s.
+    another ``num_classes`` starts the classifier afresh; ``frames`` makes an image model one of
+    clips. ``ignore`` is ``load_checkpoint``'s.
     """
     config_file, weights_file = locate(str(source))
     name, config = read_config(config_file)
     args = dict(config.get("model_args") or {})
+    clips = {} if "frames" in args else of_clips(overrides)
     classes = args.get("num_classes", config.get("num_classes"))
     args = {k: tuple(v) if isinstance(v, list) else v for k, v in args.items()} | overrides
     model = create_model(name, **args)
     fresh = classifiers(model) if args.get("num_classes", classes) != classes else ()
     load_checkpoint(model, weights_file, ignore=(*ignore, *fresh))
     remember(model, config.get("pretrained_cfg") or {}, args.get("img_size"))
-    return model.eval()
+    return (SpaceTime(model, **clips) if clips else model).eval()
+
+
+def of_clips(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Take out of ``overrides`` what makes an image model one of clips."""
+    return {key: overrides.pop(key) for key in ("frames", "over_time") if key in overrides}
 
 
 def read_config(file: str | Path) -> tuple[str, dict[str, Any]]:
@@ -117,6 +130,12 @@ def read_config(file: str | Path) -> tuple[str, dict[str, Any]]:
         return config.get("ziggurat") or f"timm/{config['architecture']}", config
     except (ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{file} is not a model's config.json: {error}") from None
+
+
+def is_of_clips(source: str | Path) -> bool:
+    """Whether a saved model takes clips, not images."""
+    file = beside(source, CONFIG)
+    return file is not None and "frames" in (read_config(file)[1].get("model_args") or {})
 
 
 def saved_name(source: str) -> str:
@@ -141,8 +160,12 @@ def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> A
 
     ``init`` is a folder or hub id (the same model), a checkpoint, ``published`` for the weights a
     hub has, or ``package:NAME`` for those an installed Python package carries. A classifier of
-    another number of classes starts afresh.
+    another number of classes starts afresh. With ``frames`` it is one of clips.
     """
+    packaged = str(init).startswith("package:")
+    if init is not None and "frames" in overrides and (packaged or Path(init).is_file()):
+        clips = of_clips(overrides)
+        return SpaceTime(open_model(name, init, **overrides), **clips)  # weights are of images
     hub = name.count("/") == 1 and not name.startswith("timm/")
     if Path(name).is_dir() or hub:
         return from_pretrained(name, **overrides)
@@ -151,7 +174,7 @@ def open_model(name: str, init: str | Path | None = None, **overrides: Any) -> A
     if init == "published":
         return create_model(name, pretrained=True, **overrides)
     source = str(init)
-    if source.startswith("package:"):
+    if packaged:
         return load_packaged(create_model(name, **overrides), source.removeprefix("package:"))
     if not Path(source).is_file():
         saved = saved_name(source)

@@ -14,6 +14,7 @@ from torch import nn
 
 from ziggurat.models import hivit, hvt, nest, regionvit, rest
 from ziggurat.models.backbone import Backbone
+from ziggurat.models.video import SpaceTime
 from ziggurat.models.weights import for_timm
 
 FAMILIES: dict[types.ModuleType, type[Backbone]] = {
@@ -55,14 +56,23 @@ TIMMS_OWN = {"features_only", "out_indices", "feature_cls", "pretrained_cfg", "c
 SOURCES = ("state_dict", "file", "url", "hf_hub_id")  # where a pretrained_cfg may have weights
 
 
-def create_model(name: str, pretrained: bool = False, **overrides: Any) -> Any:
+def create_model(
+    name: str,
+    pretrained: bool = False,
+    frames: int | None = None,
+    over_time: bool = True,
+    **overrides: Any,
+) -> Any:
     """Build a model by its name; ``overrides`` change what the variant sets.
 
     It is typed as Any: a ``Backbone``, or timm's model of that name. Our names come first, then
-    timm's; ``timm/nest_tiny`` asks for timm's where both have one.
+    timm's; ``timm/nest_tiny`` asks for timm's where both have one. With ``frames`` it is one of
+    clips, a ``SpaceTime`` around that model, which attends ``over_time`` or not.
 
         create_model("hivit_base", num_classes=10, img_size=256)
     """
+    if frames is not None:
+        return SpaceTime(create_model(name, pretrained, **overrides), frames, over_time)
     if name.startswith("timm/"):
         name = name.removeprefix("timm/")
         if not is_model(name):

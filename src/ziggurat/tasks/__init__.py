@@ -6,6 +6,7 @@ from ziggurat.tasks.distill import Distill
 from ziggurat.tasks.pretrain import Pretrain
 from ziggurat.tasks.segment import Segment
 from ziggurat.tasks.task import Task
+from ziggurat.tasks.video import Video
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
@@ -13,4 +14,5 @@ TASKS: dict[str, type[Task]] = {
     "pretrain": Pretrain,
     "detect": Detect,
     "segment": Segment,
+    "video": Video,
 }

@@ -35,25 +35,30 @@ TRIES = 20  # files that are tried before a sample is given up
 Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
-class ImageSettings(Settings):
-    """How images are cut, scaled and coloured; the defaults are DeiT's."""
+class ModelSettings(Settings):
+    """What a model is built with, and what it remembers of its images."""
 
     img_size: Side | tuple[Side, Side] | None = None  # pixels; None: the model's own
-    crop: Literal["resized", "pad", "none"] = "resized"  # resized: a random part, scaled
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # its share of the area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    crop_padding: int = Field(4, ge=0)  # pad: black pixels on each side before the crop
     test_crop: float = Field(0.875, gt=0, le=1)  # the central share of the side that is tested
     interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos", "random"] = "bicubic"
     mean: tuple[float, float, float] | None = None  # None: the data's own, else ImageNet's
     std: tuple[float, float, float] | None = None
+    drop_path: float = Field(0.1, ge=0, lt=1)
+    drop: float = Field(0.0, ge=0, lt=1)
+
+
+class ImageSettings(ModelSettings):
+    """How images are cut, scaled and coloured; the defaults are DeiT's."""
+
+    crop: Literal["resized", "pad", "none"] = "resized"  # resized: a random part, scaled
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # its share of the area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    crop_padding: int = Field(4, ge=0)  # pad: black pixels on each side before the crop
     flip: float = Field(0.5, ge=0, le=1)
     auto_augment: str = "rand-m9-mstd0.5-inc1"  # timm's words, or none
     color_jitter: float = Field(0.4, ge=0)  # where auto_augment is off
     simclr_jitter: float = Field(0.0, ge=0, le=2)  # SimCLR's colour distortion, beside the others
     repeats: int = Field(1, ge=1)  # repeated augmentation
-    drop_path: float = Field(0.1, ge=0, lt=1)
-    drop: float = Field(0.0, ge=0, lt=1)
 
     @field_validator("auto_augment")
     @classmethod
@@ -85,9 +90,9 @@ class Normal(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One image as bytes."""
+    """One image, or one clip, as bytes."""
 
-    pixels: np.ndarray | None  # (3, H, W) uint8; None: it could not be read
+    pixels: Any  # (3, H, W) uint8, as numpy's or torch's; None: it could not be read
     label: int
     at: int  # its place in the set
     bad: tuple[str, ...]  # "path: reason" of the files that could not be read on the way
@@ -96,7 +101,7 @@ class Sample(NamedTuple):
 class Batch(NamedTuple):
     """Images as bytes, with their labels and places in the set."""
 
-    images: Tensor  # (B, 3, H, W) uint8
+    images: Tensor  # (B, 3, H, W) uint8; of clips (B, T, 3, H, W)
     labels: Tensor  # (B,)
     at: Tensor  # (B,)
     bad: tuple[str, ...]
@@ -108,7 +113,7 @@ class Reader:
     def __init__(
         self,
         images: Images,
-        transform: Callable[[Any], np.ndarray],
+        transform: Callable[[Any], Any],
         replace: bool,
         least: int = 1,
     ) -> None:
@@ -121,13 +126,17 @@ class Reader:
         for i in range(min(TRIES, len(self.images)) if self.replace else 1):
             at = (index + i) % len(self.images)
             try:
-                image = self.images.image(at)
-                if min(image.size) < self.least:
-                    raise BadImage(too_small(self.images.name(at), image.size, self.least))
-                return Sample(self.transform(image), self.images.label(at), at, tuple(bad))
+                return Sample(self.read(at), self.images.label(at), at, tuple(bad))
             except BadImage as error:
                 bad.append(str(error))
         return Sample(None, self.images.label(index), index, tuple(bad))
+
+    def read(self, at: int) -> Any:
+        """Pixels as the model takes them; raises BadImage."""
+        image = self.images.image(at)
+        if min(image.size) < self.least:
+            raise BadImage(too_small(self.images.name(at), image.size, self.least))
+        return self.transform(image)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -212,7 +221,7 @@ def as_bytes(values: Sequence[float]) -> Tensor:
 
 
 def open_for(
-    wanted: Wanted, settings: ImageSettings, data: Data, classes: Sequence[str] = ()
+    wanted: Wanted, settings: ModelSettings, data: Data, classes: Sequence[str] = ()
 ) -> Any:
     """The model that a recipe names, which knows the data's size, mean, deviation and classes."""
     options = {"num_classes": len(classes)} | wanted.options

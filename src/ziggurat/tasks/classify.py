@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from pydantic import Field
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -35,8 +36,8 @@ WORST = 24  # mistakes that are shown
 MANY = 2000  # classes beyond which there is no confusion matrix: it would take gigabytes
 
 
-class ClassifySettings(ImageSettings):
-    """Data augmentation and regularisation; the defaults are DeiT's."""
+class LabelSettings(Settings):
+    """How labels are mixed and smoothed, and what is trained; the defaults are DeiT's."""
 
     erase: float = Field(0.25, ge=0, le=1)
     mixup: float = Field(0.8, ge=0)
@@ -48,18 +49,22 @@ class ClassifySettings(ImageSettings):
     freeze: bool = False  # train the classifier alone, behind a BatchNorm (MAE's linear probe)
 
 
+class ClassifySettings(LabelSettings, ImageSettings):
+    """Data augmentation and regularisation; the defaults are DeiT's."""
+
+
 class Classify(Task):
     """One label for each image."""
 
     Settings: ClassVar[type[Settings]] = ClassifySettings
     best: ClassVar[str] = "top1"
-    settings: ClassifySettings
+    settings: Any  # with LabelSettings
     mean: Tensor
     std: Tensor
     counts: list[float]  # images, first guess right, right among five, sum of losses
     mistakes: "list[Mistake]"
 
-    def __init__(self, model: Any, settings: ClassifySettings, data: Data) -> None:
+    def __init__(self, model: Any, settings: Any, data: Data) -> None:
         super().__init__()
         self.model: Any = model
         self.settings = settings
@@ -148,16 +153,20 @@ class Classify(Task):
         return self.losses(logits, targets)
 
     def prepared(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Images normalised, erased and mixed; targets as labels or, mixed, as shares."""
-        images = self.normalised(batch.images)
+        """Images normalised, erased and mixed; targets as labels or, mixed, as shares.
+
+        All frames of a clip are erased and mixed alike.
+        """
+        shape = batch.images.shape
+        images = self.normalised(batch.images).flatten(1, -3)
         if self.settings.erase:
             self.erase.device = images.device
             images = self.erase(images)
         if self.mix is None:
-            return images, batch.labels
+            return images.view(shape), batch.labels
         self.check_share(len(images))
-        mixed: tuple[Tensor, Tensor] = self.mix(images, batch.labels)
-        return mixed
+        images, shares = self.mix(images, batch.labels)
+        return images.view(shape), shares
 
     def losses(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Cross-entropy, smoothed by ``mix`` where there is one."""
@@ -187,7 +196,7 @@ class Classify(Task):
         """Count one batch."""
         if not len(batch.labels):
             return
-        logits = model(self.normalised(batch.images)).float()
+        logits = self.answers(model, batch.images)
         self.calibration.update(logits, batch.labels)
         if self.confusion is not None:
             self.confusion.update(logits, batch.labels)
@@ -200,6 +209,10 @@ class Classify(Task):
                    sure.tolist(), strict=True)  # fmt: skip
         wrong = [Mistake(*row) for row in rows if row[2] != row[3]]
         self.mistakes = sorted(self.mistakes + wrong, reverse=True)[:WORST]
+
+    def answers(self, model: nn.Module, images: Tensor) -> Tensor:
+        """A deployed model's logits."""
+        return model(self.normalised(images)).float()
 
     def measured(self) -> dict[str, float]:
         """Accuracy in per cent, mean loss, calibration error in per cent, images counted."""
@@ -257,12 +270,16 @@ class Classify(Task):
             f"{names[m.guess]}: {100 * m.sure:.0f} % — was {names[m.label]}"
             for m in self.last_mistakes
         ]
-        images = [self.data.test.image(m.at) for m in self.last_mistakes]
+        images = [self.picture(m.at) for m in self.last_mistakes]
         made = [figures.mistakes(images, captions, folder / "mistakes.png")]
         if self.confusion is not None:
             made.append(figures.confusion(self.last_confusion, names, folder / "confusion.png"))
             made.append(figures.per_class(self.last_confusion, names, folder / "classes.png"))
         return made
+
+    def picture(self, at: int) -> Image.Image:
+        """What people are shown of a test image."""
+        return self.data.test.image(at)
 
 
 class Mistake(NamedTuple):
