@@ -78,12 +78,12 @@ def coming(digit: np.ndarray, chance: np.random.Generator) -> np.ndarray:
     colour = chance.integers(160, 256, 3)
     sides = np.linspace(chance.uniform(3, 8), chance.uniform(14, 26), FRAMES).round().astype(int)
     y, x = chance.uniform(SIDE / 4, 3 * SIDE / 4, 2)  # where its middle stays
-    picture = Image.fromarray((digit * 15).astype(np.uint8))
+    picture = Image.fromarray((digit * 255 / 16).astype(np.uint8))
     clip = []
     for side in sides.tolist():
         mark = Image.new("L", (SIDE, SIDE))
-        mark.paste(picture.resize((side, side)), (round(x - side / 2), round(y - side / 2)))
-        here = np.asarray(mark)[..., None] / 240
+        mark.paste(picture.resize((side, side), Image.Resampling.BILINEAR), (round(x - side / 2), round(y - side / 2)))
+        here = np.asarray(mark)[..., None] / 255
         clip.append(ground * (1 - here) + colour * here)
     return np.stack(clip).astype(np.uint8)
 

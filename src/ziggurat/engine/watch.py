@@ -15,7 +15,7 @@ from ziggurat.models.video import SpaceTime
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import drawing
 from ziggurat.tasks.augment import as_bytes
-from ziggurat.tasks.video import TestCrops, as_frames, averaged
+from ziggurat.tasks.video import Crops, as_frames, averaged
 
 TILE = 176  # pixels of a frame in a strip
 
@@ -42,7 +42,7 @@ class Watcher:
             raise CheckpointError(f"{source} does not recognise actions: it is no model of clips")
         self.model = model.to(self.device).eval()
         config = model.pretrained_cfg
-        self.crops = TestCrops(config)
+        self.crops = Crops(config)
         self.mean, self.std = (as_bytes(config[key]).to(self.device) for key in ("mean", "std"))
         names = config.get("label_names") or [f"class {i}" for i in range(model.num_classes)]
         self.classes: tuple[str, ...] = tuple(names)

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from ziggurat.data.clips import Clips, open_clips
+from ziggurat.data.clips import BadClip, Clips, open_clips
 from ziggurat.data.images import Data
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.models.video import SpaceTime
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks.augment import ModelSettings, Reader, collate
 from ziggurat.tasks.classify import Classify, LabelSettings, check_classes
-from ziggurat.tasks.dense import Scaled
+from ziggurat.tasks.dense import THIN
 from ziggurat.tasks.task import Samples, Settings, Wanted
 
 Side = Annotated[int, Field(ge=1, le=2**13)]
@@ -69,7 +69,7 @@ class Video(Classify):
         clips = {"frames": settings.frames, "over_time": settings.over_time}
         task = super().build(wanted._replace(options=clips | wanted.options), settings, data)
         task.model.pretrained_cfg["test_crops"] = settings.crops
-        if settings.sides[0] < max(task.size):
+        if settings.sides[0] < min(task.size):
             raise ValueError(
                 f"the model sees {task.size[0]} x {task.size[1]} pixels of clips whose short side "
                 f"has {settings.sides[0]}: take larger sides, or a smaller img_size"
@@ -88,23 +88,15 @@ class Video(Classify):
     def train_samples(self) -> Samples:
         """Augmented clips; an unreadable one is replaced by the next."""
         settings = self.settings
-        transform = v2.Compose(
-            [
-                Scaled(range(settings.sides[0], settings.sides[1] + 1), None),
-                v2.RandomCrop(self.size),
-                v2.RandomHorizontalFlip(settings.flip),
-            ]
-        )
-        reader = ClipReader(
-            self.data.train, transform, self.model.frames, settings.jitter, replace=True
-        )
+        cut = RandomCut(settings.sides, self.size, settings.flip)
+        reader = ClipReader(self.data.train, cut, self.model.frames, settings.jitter, replace=True)
         return Samples(self.data.train, reader, collate)
 
     def test_samples(self) -> Samples:
         """Crops of each clip as ``eval`` sees them; an unreadable clip is left out."""
         reader = ClipReader(
             self.data.test,
-            TestCrops(self.model.pretrained_cfg),
+            Crops(self.model.pretrained_cfg),
             self.model.frames,
             False,
             replace=False,
@@ -150,7 +142,11 @@ class ClipReader(Reader):
 
     def read(self, at: int) -> Tensor:
         """A few frames, cut alike; raises BadClip."""
-        return self.transform(as_frames(self.images.clip(at, self.frames, self.jitter)))
+        frames = as_frames(self.images.clip(at, self.frames, self.jitter))
+        if max(frames.shape[2:]) > THIN * min(frames.shape[2:]):
+            height, width = frames.shape[2:]
+            raise BadClip(f"{self.images.name(at)}: {width} x {height}, too thin to be cut")
+        return self.transform(frames)
 
 
 def as_frames(clip: np.ndarray) -> Tensor:
@@ -158,7 +154,27 @@ def as_frames(clip: np.ndarray) -> Tensor:
     return torch.from_numpy(clip).permute(0, 3, 1, 2)
 
 
-class TestCrops:
+def scaled(frames: Tensor, short: float, size: tuple[int, int]) -> Tensor:
+    """Frames (T, 3, H, W) whose short side is ``short``, or more if ``size`` asks for it."""
+    H, W = frames.shape[2:]
+    ratio = max(short / min(H, W), size[0] / H, size[1] / W)
+    return TF.resize(frames, [max(size[0], round(H * ratio)), max(size[1], round(W * ratio))])
+
+
+class RandomCut:
+    """Frames (T, 3, H, W) to what is trained on, (T, 3, h, w), all scaled and cut alike."""
+
+    def __init__(self, sides: tuple[int, int], size: tuple[int, int], flip: float) -> None:
+        self.sides, self.size = sides, size
+        self.cut = v2.Compose([v2.RandomCrop(size), v2.RandomHorizontalFlip(flip)])
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        """One clip."""
+        short = int(torch.randint(self.sides[0], self.sides[1] + 1, ()))
+        return self.cut(scaled(frames, short, self.size))
+
+
+class Crops:
     """Frames (T, 3, H, W) to what is tested, (crops, T, 3, h, w): A.1's last sentence.
 
     The short side is scaled so that the model sees ``crop_pct`` of it (224 of 256); then top left,
@@ -166,13 +182,13 @@ class TestCrops:
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.size = tuple(config["input_size"][1:])
-        self.scale = Scaled([round(max(self.size) / config["crop_pct"])], None)
+        self.size: tuple[int, int] = tuple(config["input_size"][1:])
+        self.short = min(self.size) / config["crop_pct"]
         self.shares = (0.0, 0.5, 1.0) if config.get("test_crops") == 3 else (0.5,)
 
     def __call__(self, frames: Tensor) -> Tensor:
         """All crops of one clip."""
-        frames = self.scale(frames)
+        frames = scaled(frames, self.short, self.size)
         rows, cols = (have - want for have, want in zip(frames.shape[2:], self.size, strict=True))
         cut = [
             TF.crop(frames, round(share * rows), round(share * cols), *self.size)
