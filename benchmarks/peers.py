@@ -70,6 +70,7 @@ class Pair(NamedTuple):
     build: Callable[[], nn.Module]
     same: bool = True
     overrides: dict[str, Any] = {}  # noqa: RUF012
+    frames: int = 0  # of a clip; 0: they are models of images
 
     def build_ours(self) -> nn.Module:
         """Our side."""
@@ -126,16 +127,20 @@ def measure(pair: Pair, batch: int, rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(SEED)
     ours, peer = pair.build_ours(), pair.build()
     costs = [count(model, 224, 3) for model in (ours, peer)]
-    images = torch.randn(batch, 3, 224, 224)
+    clip = (pair.frames,) if pair.frames else ()
+    images = torch.randn(batch, *clip, 3, 224, 224)
     found: list[dict[str, Any]] = []
     for train in (False, True):
         for model in (ours, peer):
             step(model, images, train)
-        ratios = []
+        ratios: list[float] = []
+        times: tuple[list[float], list[float]] = ([], [])
         for i in track(range(rounds), f"{pair.ours} / {pair.peer}", transient=True):
             turns = [ours, peer] if i % 2 else [peer, ours]
             spent = {id(model): seconds(model, images, train) for model in turns}
             ratios.append(spent[id(peer)] / spent[id(ours)])
+            for kept, model in zip(times, (ours, peer), strict=True):
+                kept.append(spent[id(model)])
         low, middle, high = statistics.quantiles(ratios, n=4)
         memory = [peak_memory(partial(step, model, images, train)) for model in (ours, peer)]
         found.append(
@@ -148,6 +153,7 @@ def measure(pair: Pair, batch: int, rounds: int) -> list[dict[str, Any]]:
                 "same": pair.same,
                 "params": [cost.params for cost in costs],
                 "macs": [cost.macs for cost in costs],
+                "per_second": [round(batch / statistics.median(spent), 4) for spent in times],
                 "speedup": round(middle, 3),
                 "speedup_quartiles": [round(low, 3), round(high, 3)],
                 "memory_ratio": round(memory[0] / memory[1], 3),
