@@ -8,8 +8,8 @@ loss (FFV1): what tells the two apart is the order of frames and nothing else. A
 frames can only be right by chance; beside it the same model with attention over time.
 
 Actions, real: 109 short clips of seven actions in one room, which we may not ship (`--packs`), from
-a RegionViT that was trained on CIFAR-10's images first (regionvit/cifar10_small), as the paper starts
-from ImageNet's. Too few for a benchmark: they show that all of it works on real files.
+a RegionViT that was trained on CIFAR-10's images first (regionvit/cifar10_small), as the paper
+starts from ImageNet's. Too few for a benchmark: they show that all of it works on real files.
 """
 
 import csv
