@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 import ziggurat
+from tests.engine.children import two
 from tests.engine.small_runs import small
-from tests.engine.test_train import PROCESSES, losses, same_weights
+from tests.engine.test_train import losses, same_weights
 from tests.tasks import small_objects
 from tests.tasks.test_masking import FAMILIES
 from tests.tasks.test_pretrain import MASKED
@@ -527,29 +527,10 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert same(run.folder, straight.folder)
 
 
-def share(rank: int, port: int, recipe: Recipe, folder: Path) -> None:
-    """One of two processes of a run."""
-    torch.set_num_threads(1)
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    os.environ.update({key: str(value) for key, value in places.items()})
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    train.train(recipe, folder)
-
-
 def test_two_processes_measure_what_one_does(folder: Path, tmp_path: Path) -> None:
     """Some of their batches have no object, and all parameters must yet have gradients."""
     recipe = found(folder, framework="maskrcnn", batch=2, epochs=1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    both = [
-        PROCESSES.Process(target=share, args=(i, port, recipe, tmp_path / "run")) for i in (0, 1)
-    ]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(300)
-    assert [process.exitcode for process in both] == [0, 0]
+    two(train.train, recipe, tmp_path / "run")
     result = json.loads((tmp_path / "run" / train.RESULTS).read_text())["measured"]
     alone, _, by_class = evaluate(tmp_path / "run")
     assert result["processes"] == 2

@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import ziggurat
-from tests.engine.test_train import child, same_weights
+from tests.engine.children import child
+from tests.engine.test_train import same_weights
 from ziggurat.engine import recipe, train
 from ziggurat.engine.evaluate import evaluate
 from ziggurat.engine.recipe import Recipe, RecipeError

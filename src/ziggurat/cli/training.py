@@ -103,7 +103,7 @@ def estimated(chosen: Any, minutes: float | None, show: bool) -> Any:
     if show:
         print(chosen.dump())
         total = found.seconds(chosen.epochs + chosen.cooldown_epochs, chosen.eval_epochs)
-        print(f"# {found.images} images to train on, {found.test_images} to test on")
+        print(f"# {found.images} {found.task.noun} to train on, {found.test_images} to test on")
         print(f"# {found.per_epoch} steps an epoch, {found.step_seconds:.3g} s a step here")
         print(f"# {found.epoch_seconds / 60:.3g} minutes an epoch, {total / 3600:.3g} hours in all")
         print(f"# {found.memory / 2**20:.0f} MiB for a step, beside weights and optimiser")

@@ -21,7 +21,10 @@ QUIET = 20.0  # seconds between lines in a pipe
 class Progress:
     """Counts steps, averages what they gave, and shows both."""
 
-    def __init__(self, steps: int, step: int, minutes: float, shown: bool) -> None:
+    def __init__(
+        self, steps: int, step: int, minutes: float, shown: bool, noun: str = "images"
+    ) -> None:
+        self.noun = noun
         self.console = Console(stderr=True, quiet=not shown, soft_wrap=True)
         self.steps, self.step = steps, step
         self.before, self.began = minutes, time.monotonic()
@@ -76,7 +79,7 @@ class Progress:
         self.sums.clear()
         self.images, self.spent, self.idle = 0, 0.0, 0.0
         shown = [f"{key} {found[key]:.4g}" for key in ("loss", "top1") if key in found]
-        self.text = "  ".join([*shown, f"{speed['images_per_s']:.0f} images/s"])
+        self.text = "  ".join([*shown, f"{speed['images_per_s']:.0f} {self.noun}/s"])
         self.bar.update(self.line, text=self.text)
         if self.bar.disable and time.monotonic() - self.told > QUIET:
             self.told = time.monotonic()

@@ -53,7 +53,7 @@ CHARTS = {  # drawn on white: a dark page turns them round
     "curves": "Loss, learning rate and the measure that decides, over the epochs.",
     "confusion": "What was taken for what: rows are true classes, columns the model's answers. "
     "Blue is right, red is wrong; the darker, the larger the share of the row.",
-    "classes": "Accuracy of each class on held-out images, the worst first.",
+    "classes": "Accuracy of each class on held-out data, the worst first.",
     "precision": "Average precision of each class on held-out images, the worst first.",
     "iou": "Intersection over union of each class on held-out images, the worst first.",
 }
@@ -184,13 +184,14 @@ def cards(run: Folder) -> str:
     bad = len(text.splitlines()) if (text := read_text(run.path / BAD)) else 0
     bad = bad or run.measured.get("bad_files", 0)
     processes = run.measured.get("processes", 1)
+    noun = TASKS[run.recipe["task"]].noun if run.recipe.get("task") in TASKS else "images"
     count = parameters(run.path)
     found = [
         card(millions(count), "parameters") if count else "",
         card(epochs, "epochs") if run.history else "",
         card(f"{steps:,}", "steps") if steps else "",
         card(duration(run.minutes), "of training") if run.minutes is not None else "",
-        card(f"{statistics.median(speed):,.0f}", "images/s, the median") if speed else "",
+        card(f"{statistics.median(speed):,.0f}", f"{noun}/s, the median") if speed else "",
         card(f"{100 * share:.1f} %", "waiting for data", share > WAITING) if waiting else "",
         card(f"{len(skipped):,}", "steps skipped", bool(skipped)) if run.history else "",
         card(f"{bad:,}", "unreadable files", bool(bad)) if run.history else "",
@@ -327,7 +328,7 @@ def different_data(runs: Sequence[Folder]) -> str:
 
 def board(runs: Sequence[tuple[str, Folder]], main: str, base: Path) -> str:
     """A row for each run, the first marked as the best."""
-    heads = ["run", "model", "data", "parameters, M", "epochs", "minutes", "images/s", "seed"]
+    heads = ["run", "model", "data", "parameters, M", "epochs", "minutes", "samples/s", "seed"]
     rows = []
     for name, run in runs:
         link = quote(Path(os.path.relpath(run.path / REPORT, base)).as_posix())

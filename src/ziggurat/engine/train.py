@@ -139,7 +139,9 @@ class Loop:
         self.log: Log | None = None
         if resume and checkpoint.saved(self.folder / "checkpoints"):
             self.restore()
-        self.progress = Progress(self.steps, self.step, self.state.minutes, self.main)
+        self.progress = Progress(
+            self.steps, self.step, self.state.minutes, self.main, self.task.noun
+        )
         self.progress.sums = self.state.sums
 
     @property

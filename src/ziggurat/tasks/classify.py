@@ -273,8 +273,9 @@ class Classify(Task):
         images = [self.picture(m.at) for m in self.last_mistakes]
         made = [figures.mistakes(images, captions, folder / "mistakes.png")]
         if self.confusion is not None:
-            made.append(figures.confusion(self.last_confusion, names, folder / "confusion.png"))
-            made.append(figures.per_class(self.last_confusion, names, folder / "classes.png"))
+            seen = (self.last_confusion, names)
+            made.append(figures.confusion(*seen, folder / "confusion.png", self.noun))
+            made.append(figures.per_class(*seen, folder / "classes.png", self.noun))
         return made
 
     def picture(self, at: int) -> Image.Image:

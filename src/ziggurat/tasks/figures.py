@@ -45,7 +45,7 @@ GAP, LINE, COLUMNS = 28, 29, 6  # pixels around an image, of a line of text
 LETTER = 0.075  # inches of a letter in a tick label
 
 
-def confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
+def confusion(matrix: Tensor, classes: Sequence[str], path: Path, noun: str = "images") -> Path:
     """How often each class, a row, was taken for which: ``matrix`` counts them, (C, C).
 
     Right answers are blue, wrong ones red, the darker the larger their share of the row. Many
@@ -67,7 +67,7 @@ def confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
     left.set_anchor("N")
     bare(left)
     correct, images = float(counts.diag().sum()), float(counts.sum())
-    heading(left, f"{100 * correct / max(images, 1):.4g} % of {images:,.0f} images are right")
+    heading(left, f"{100 * correct / max(images, 1):.4g} % of {images:,.0f} {noun} are right")
     turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     places = range(len(names))
     left.set_xticks(places, names, **named_ticks(), **(turn if longest > cell else {}))
@@ -79,7 +79,7 @@ def confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
     if not listed:
         annotate(left, counts, shares)
     for axes in right:
-        confused_pairs(axes, counts, shares, classes)
+        confused_pairs(axes, counts, shares, classes, noun)
     return save(figure, path)
 
 
@@ -117,7 +117,9 @@ def annotate(axes: "Axes", counts: Tensor, shares: Tensor) -> None:
         axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
 
 
-def confused_pairs(axes: "Axes", counts: Tensor, shares: Tensor, classes: Sequence[str]) -> None:
+def confused_pairs(
+    axes: "Axes", counts: Tensor, shares: Tensor, classes: Sequence[str], noun: str
+) -> None:
     """A bar for each of the pairs that are most often confused."""
     wrong = counts.clone().fill_diagonal_(0).flatten()
     wrong = wrong + shares.flatten() * 1e-6  # among equals the rarer class
@@ -132,7 +134,7 @@ def confused_pairs(axes: "Axes", counts: Tensor, shares: Tensor, classes: Sequen
         axes,
         [f"{shorten(classes[i], 18)} → {shorten(classes[j], 18)}" for i, j in found],
         [100 * float(shares[i, j]) for i, j in found],
-        [f"{100 * float(shares[i, j]):.3g} %, {counts[i, j]:.0f} images" for i, j in found],
+        [f"{100 * float(shares[i, j]):.3g} %, {counts[i, j]:.0f} {noun}" for i, j in found],
         [BRICK] * len(found),
     )
     axes.set_ylim(PAIRS - 0.4, -0.6)
@@ -140,7 +142,7 @@ def confused_pairs(axes: "Axes", counts: Tensor, shares: Tensor, classes: Sequen
         say(axes, "nothing was confused")
 
 
-def per_class(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
+def per_class(matrix: Tensor, classes: Sequence[str], path: Path, noun: str = "images") -> Path:
     """The accuracy of each class, worst first; of many classes the ends of that list."""
     counts = matrix.double().cpu()
     totals = counts.sum(1)
@@ -148,8 +150,8 @@ def per_class(matrix: Tensor, classes: Sequence[str], path: Path) -> Path:
     found = {i: float(accuracy[i]) for i in range(len(classes)) if totals[i] > 0}
     notes = {i: f"{counts[i, i]:.0f} of {totals[i]:.0f}" for i in found}
     overall = 100 * float(counts.diag().sum() / totals.sum().clamp_min(1))
-    below = f"line: {overall:.4g} % of all images"
-    return by_class(found, notes, classes, overall, ("accuracy by class, %", below), path)
+    below = f"line: {overall:.4g} % of all {noun}"
+    return by_class(found, notes, classes, overall, ("accuracy by class, %", below), path, noun)
 
 
 def by_class(
@@ -159,6 +161,7 @@ def by_class(
     overall: float,
     words: tuple[str, str],
     path: Path,
+    noun: str = "images",
 ) -> Path:
     """Per cent of each class that was ``found``, worst first, and a line for them all.
 
@@ -182,7 +185,7 @@ def by_class(
     )
     for label, i in zip(axes.get_yticklabels(), shown, strict=True):
         label.set(color=MUTED if i is None else INK, style="italic" if i is None else "normal")
-    heading(axes, words[0], f"{untested} classes without images" * bool(untested))
+    heading(axes, words[0], f"{untested} classes without {noun}" * bool(untested))
     if order:
         axes.axvline(overall, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlim(0, 122)
@@ -190,7 +193,7 @@ def by_class(
         axes.tick_params(axis="x", colors=MUTED, labelsize=8)
         axes.set_xlabel(words[1], color=MUTED, fontsize=9)
     else:
-        say(axes, "no class has images")
+        say(axes, f"no class has {noun}")
     return save(figure, path)
 
 

@@ -56,6 +56,7 @@ class Video(Classify):
     """One label for each clip."""
 
     Settings: ClassVar[type[Settings]] = VideoSettings
+    noun: ClassVar[str] = "clips"
     model: SpaceTime
 
     @classmethod
