@@ -28,6 +28,17 @@ def test_models_speaks_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["strides"] == [4, 8, 16]
 
 
+def test_info_of_clips_counts_attention_over_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "regionvit_s", "--frames", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["input"] == [8, 3, 224, 224]
+    assert round(found["macs"] / 1e9, 1) == 59.4  # RegionViT's Table 7
+    assert sum(part["macs"] for part in found["parts"]) == found["macs"]
+    assert sum(part["params"] for part in found["parts"]) == found["params"]
+    assert main(["info", "regionvit_s", "--frames", "8"]) == 0
+    assert "8 x 3 x 224 x 224" in capsys.readouterr().out
+
+
 def test_info_shows_stages_that_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "nest_tiny", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)

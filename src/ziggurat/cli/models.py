@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ziggurat.cli.verb import BAR, Verb
+from ziggurat.cli.verb import BAR, Verb, positive
 
 
 def models(args: argparse.Namespace) -> None:
@@ -79,29 +79,30 @@ def info(args: argparse.Namespace) -> None:
     from ziggurat.engine.tables import printed
 
     size = size_of(args.size)
-    about = describe(args.name, size)
+    about = describe(args.name, size, args.frames)
+    paper_of = {} if args.frames else printed(args.name)
     if args.picture:
         picture(args, size)
     if args.json:
-        print(json.dumps(about | {"paper": printed(args.name)}, indent=2))
+        print(json.dumps(about | {"paper": paper_of}, indent=2))
         return
     console = Console()
     total_params, total_macs = about["params"], about["macs"]
-    channels, height, width = about["input"]
     console.print(
         f"[bold]{args.name}[/bold]  {about['family']}  "
         f"{total_params / 1e6:.2f} M parameters  {total_macs / 1e9:.2f} G multiply-adds"
     )
     units = {"params_m": "M parameters", "flops_g": "G FLOPs"}
-    paper = "  ".join(f"{value} {units[key]}" for key, value in printed(args.name).items())
+    paper = "  ".join(f"{value} {units[key]}" for key, value in paper_of.items())
     if paper:
         console.print(f"the paper prints  {paper}")
     table = Table(box=None, pad_edge=False)
     for column in ("part", "output", "stride", "blocks"):
-        table.add_column(column, justify="left" if column == "part" else "right")
+        side: Any = "left" if column == "part" else "right"
+        table.add_column(column, justify=side, no_wrap=True)
     table.add_column("parameters", no_wrap=True)
     table.add_column("multiply-adds", no_wrap=True)
-    table.add_row("image", by([channels, height, width]), "1", "", "", "")
+    table.add_row("clip" if args.frames else "image", by(about["input"]), "1", "", "", "")
     for part in about["parts"]:
         table.add_row(
             part["name"],
@@ -156,6 +157,7 @@ def add(verb: Verb) -> None:
     one = verb(info, "ziggurat info regionvit_s --size 672 1120")
     one.add_argument("name", help="a model's name: `ziggurat models` lists ours; timm's work too")
     one.add_argument("--size", type=int, nargs="+", metavar="PIXELS", help="side, or height width")
+    one.add_argument("--frames", type=positive, help="as a model of clips of so many frames")
     one.add_argument("--json", action="store_true", help="for machines")
     one.add_argument("--picture", metavar="PNG", help="also draw what each stage makes of an image")
     one.add_argument("--image", metavar="FILE", help="the image for --picture (a photo by default)")

@@ -9,26 +9,35 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.models.backbone import Backbone
 from ziggurat.models.registry import create_model
+from ziggurat.models.video import INNER
 
 
-def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Parts of a model in order: name, output shape, stride, blocks, parameters, multiply-adds."""
+def describe(
+    name: str, size: tuple[int, int] | None = None, frames: int | None = None
+) -> dict[str, Any]:
+    """Parts of a model in order: name, output shape, stride, blocks, parameters, multiply-adds.
+
+    With ``frames`` the model is one of clips, which cost what all their frames cost.
+    """
     with torch.device("meta"):
-        model = create_model(name).eval()
-        channels, *trained = model.pretrained_cfg["input_size"]
+        whole = create_model(name, frames=frames).eval()
+        model = whole.image_model if frames else whole
+        channels, *trained = whole.pretrained_cfg["input_size"]
         height, width = size or trained
-        images = torch.empty(1, channels, height, width)
+        images = torch.empty(frames or 1, channels, height, width)
     counter = FlopCounterMode(display=False)
     try:
         with counter, torch.no_grad():
-            model(images)
+            whole(images[None] if frames else images)
     except (AssertionError, RuntimeError) as error:  # timm's models, for a size they do not take
         reason = str(error).splitlines()[0]
         raise ValueError(f"{name} does not take {height} x {width} images: {reason}") from None
     flops = counter.get_flop_counts()
 
+    where = f"{type(whole).__name__}.{INNER if frames else ''}"
+
     def macs(module: str) -> int:
-        return sum(flops.get(f"{type(model).__name__}.{module}", {}).values()) // 2
+        return sum(flops.get(f"{where}{module}", {}).values()) // 2
 
     parts = []
     if isinstance(model, Backbone):
@@ -63,7 +72,7 @@ def describe(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
     return {
         "name": name,
         "family": type(model).__name__,
-        "input": [channels, height, width],
+        "input": [*([frames] if frames else []), channels, height, width],
         "params": params,
         "macs": total,
         "parts": parts,
