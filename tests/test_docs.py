@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import ziggurat
+from tests.data.small_clips import write_clip
 from tests.tasks import small_objects, small_scenes
 from ziggurat.cli import main
 
@@ -24,6 +25,7 @@ TARGETS = sorted(set(re.findall(r"(?:^|`)make (\w+)", TEXT, re.MULTILINE)))
 COMMAND = re.compile(
     r"^((?:torchrun|ziggurat) [^\n]*)$|`(ziggurat [^`\n]+)`|```python\n(.*?)```", re.M | re.S
 )
+SHORT = ["--set", "epochs=0.01", "batch=8"]
 ELSEWHERE = ("ziggurat data get cifar10",)  # tests/data/test_get.py does it, on request
 
 
@@ -39,6 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
     small_objects.write(tmp_path / "objects", {"train": 16, "val": 4})
     small_scenes.write(tmp_path / "scenes", {"train": 8, "val": 4})
+    for i, kind in enumerate(("growing", "shrinking")):
+        for split, count in (("train", 4), ("val", 2)):
+            for j in range(count):
+                frames = chance.integers(0, 255, (8, 64, 80, 3), np.uint8) // (i + 1)
+                write_clip(tmp_path / "clips" / split / kind / f"{j}.mp4", frames)
     (tmp_path / "digits").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digits" / "3.png")
     monkeypatch.chdir(tmp_path)
@@ -47,7 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_everything_a_page_says_can_be_done(page: Path, place: Path) -> None:
-    """In its order; training for a twentieth of an epoch."""
+    """In its order; training for a step or two."""
     for line, inline, code in COMMAND.findall(page.read_text()):
         command = line or inline
         if code:
@@ -64,7 +71,7 @@ def test_everything_a_page_says_can_be_done(page: Path, place: Path) -> None:
 def shortened(words: list[str]) -> list[str]:
     """What makes a training short enough for a test."""
     trains = words[0] in ("train", "pretrain", "finetune", "probe", "distill")
-    return ["--set", "epochs=0.05"] if trains and "--list" not in words else []
+    return SHORT if trains and "--list" not in words else []
 
 
 def run_all(command: str) -> None:
@@ -73,7 +80,7 @@ def run_all(command: str) -> None:
     command = command.replace("head:29500", "localhost:0")
     words = shlex.split(command)[1:]
     few = ["batch=2", "img_size=64"] if "regionvit/imagenet" in words else []
-    words = [sys.executable, "-m", "torch.distributed.run", *words, "--set", "epochs=0.05", *few]
+    words = [sys.executable, "-m", "torch.distributed.run", *words, *SHORT, *few]
     subprocess.run(words, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
 
 

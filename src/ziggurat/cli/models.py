@@ -98,11 +98,11 @@ def info(args: argparse.Namespace) -> None:
         console.print(f"the paper prints  {paper}")
     table = Table(box=None, pad_edge=False)
     for column in ("part", "output", "stride", "blocks"):
-        side: Any = "left" if column == "part" else "right"
-        table.add_column(column, justify=side, no_wrap=True)
+        table.add_column(column, justify="left" if column == "part" else "right")
     table.add_column("parameters", no_wrap=True)
     table.add_column("multiply-adds", no_wrap=True)
-    table.add_row("clip" if args.frames else "image", by(about["input"]), "1", "", "", "")
+    given = f"{args.frames} frames" if args.frames else "image"
+    table.add_row(given, by(about["input"][-3:]), "1", "", "", "")
     for part in about["parts"]:
         table.add_row(
             part["name"],
