@@ -1,12 +1,11 @@
-"""A training under FSDP on the CPU, started by torchrun: RECIPE OUT [--resume].
+"""A training under FSDP on the CPU.
 
 accelerate offers FSDP on accelerators only. torch shards on any device, so accelerate's state is
 told that it is one.
 """
 
-import sys
+from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -26,7 +25,7 @@ def sharded(precision: str) -> Accelerator:
     return found
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def run(recipe: Path, out: Path, resume: bool = False) -> None:
+    """One process's share."""
     train.accelerator = sharded
-    train.train(sys.argv[1], sys.argv[2], resume="--resume" in sys.argv)
+    train.train(recipe, out, resume=resume)

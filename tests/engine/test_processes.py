@@ -13,25 +13,14 @@ import pytest
 from PIL import Image
 
 from tests.engine import sharded_run
+from tests.engine.children import two, ziggurat
 from tests.engine.small_runs import small, write
 from tests.engine.test_train import losses, same_weights
 from tests.tasks.test_pretrain import masked
 from ziggurat.engine import train
 from ziggurat.engine.evaluate import evaluate
 
-ROOT = Path(__file__).parents[2]
-ZIGGURAT = ["-m", "ziggurat", "train"]
-SHARDED = [sharded_run.__file__]
-
-
-def two(program: list[str], *words: str | Path) -> None:
-    """Start a program in two processes."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *program]
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [sys.executable, *launch, *map(str, words)],
-        check=True, env=os.environ | settings, timeout=300,
-    )  # fmt: skip
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 def rewound(folder: Path, step: int) -> Path:
@@ -49,7 +38,9 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     changes = {"epochs": 0.5, "eval_epochs": 100}
     train.train(small(**changes), tmp_path / "one")
     file = write(tmp_path / "small.toml", **changes)
-    two(ZIGGURAT, file, "--out", tmp_path / "two")
+    words = ["-m", "ziggurat", "train", str(file), "--out", str(tmp_path / "two")]
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *TORCHRUN, *words], check=True, env=settings, timeout=300)
     one, both = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(one) == len(both) >= 10
     for (_, a), (_, b) in zip(one, both, strict=True):
@@ -69,14 +60,14 @@ def test_shards_of_the_weights_give_the_same_curve_and_resume(tmp_path: Path) ->
     changes = {"epochs": 0.5, "save_minutes": 0, "keep": 100, "clip_grad": 1.0}
     train.train(small(**changes), tmp_path / "one")
     file = write(tmp_path / "small.toml", **changes)
-    two(SHARDED, file, tmp_path / "sharded")
+    two(sharded_run.run, file, tmp_path / "sharded")
     one, both = losses(tmp_path / "one"), losses(tmp_path / "sharded")
     assert len(one) == len(both) >= 10
     for (_, a), (_, b) in zip(one, both, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     assert evaluate(tmp_path / "sharded")[0]["images"] == 359
     killed = rewound(tmp_path / "sharded", 4)
-    two(SHARDED, file, killed, "--resume")
+    two(sharded_run.run, file, killed, True)
     assert same_weights(tmp_path / "sharded", killed)
 
 
@@ -105,9 +96,9 @@ def test_a_killed_run_of_two_processes_resumes_to_the_same_bits(model: str, tmp_
     }
     changes |= {"img_size": 32, "batch": 8, "epochs": 1, "save_minutes": 0, "keep": 100}
     file = write(tmp_path / "small.toml", **changes, max_bad=0.1, workers=1)
-    two(ZIGGURAT, file, "--out", tmp_path / "run")
+    two(ziggurat, "train", file, "--out", tmp_path / "run")
     killed = rewound(tmp_path / "run", 3)
-    two(ZIGGURAT, file, "--out", killed, "--resume")
+    two(ziggurat, "train", file, "--out", killed, "--resume")
     assert same_weights(tmp_path / "run", killed)
     found = json.loads((killed / train.RESULTS).read_text())["measured"]
     alone = evaluate(killed)[0]
@@ -123,7 +114,7 @@ def test_pretraining_shares_its_work(tmp_path: Path) -> None:
     for feed in ("visible", "all"):
         file = tmp_path / f"{feed}.toml"
         file.write_text(masked(epochs=0.2, feed=feed, eval_epochs=100).dump())
-        two(ZIGGURAT, file, "--out", tmp_path / feed)
+        two(ziggurat, "train", file, "--out", tmp_path / feed)
         found = json.loads((tmp_path / feed / train.RESULTS).read_text())["measured"]
         assert found["processes"] == 2
         assert found["test"]["images"] == 359

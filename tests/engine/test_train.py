@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import random
 import resource
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import ziggurat
+from tests.engine.children import child
 from tests.engine.small_runs import ALL_RANDOM, small
 from ziggurat.data.loading import seed_all
 from ziggurat.engine import checkpoint, train
@@ -27,21 +27,6 @@ from ziggurat.engine.results import METRICS
 from ziggurat.engine.signals import Interrupted
 from ziggurat.engine.train import Diverged
 from ziggurat.tasks.classify import Classify
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["ziggurat.engine.train", "tests.engine.small_runs"])
-
-
-def run_small(folder: Path, changes: dict[str, Any], resume: bool) -> None:
-    """A child process's work."""
-    torch.set_num_threads(1)
-    train.train(small(**changes), folder, resume=resume)
-
-
-def child(folder: Path, changes: dict[str, Any], resume: bool = False) -> Any:
-    process = PROCESSES.Process(target=run_small, args=(folder, changes, resume))
-    process.start()
-    return process
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

@@ -12,9 +12,19 @@ SMALL: dict[str, dict[str, Any]] = {
     "hivit_tiny": dict(dims=(16, 32, 64), heads=2, depths=(1, 1, 2), img_size=64),
     "regionvit_ti": dict(dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), img_size=56),
 }
+SHALLOW: dict[str, dict[str, Any]] = {  # for compilers, which take seconds for each block
+    "nest_tiny": dict(dims=(16, 32), heads=(1, 2), depths=(1, 1)),
+    "rest_lite": dict(dims=(16, 32), heads=(1, 2), depths=(1, 1), reductions=(2, 1)),
+    "regionvit_ti": dict(dims=(32, 64), depths=(1, 1), windows=7),
+}
 
 
 def small(name: str, **overrides: Any) -> Backbone:
     model = create_model(name, **{**SMALL[name], "num_classes": 10, **overrides})
     assert isinstance(model, Backbone)
     return model
+
+
+def shallow(name: str) -> Backbone:
+    """A small model of two stages, if three or four do nothing that two do not."""
+    return small(name, **SHALLOW.get(name, {}))
