@@ -95,7 +95,7 @@ def compare(folders: Sequence[Path], out: Path) -> Path:
         if not (folder / REPORT).exists():
             write(folder)
     main = next(iter(runs.values())).main
-    order = sorted(runs, key=lambda name: runs[name].last.get(main, float("-inf")), reverse=True)
+    order = sorted(runs, key=lambda name: at_the_end(runs[name], main), reverse=True)
     plot = out.with_suffix(".png")
     curves.compare({name: runs[name].history for name in order}, plot, main)
     title = f"{len(runs)} runs compared" if len(runs) > 1 else "one run"
@@ -108,6 +108,11 @@ def compare(folders: Sequence[Path], out: Path) -> Path:
         ),
     ]
     return put(out, page(title, "".join(body), SORT))
+
+
+def at_the_end(run: Folder, main: str) -> float:
+    """How good it was; one that was not measured is the worst."""
+    return curves.worth(main, run.last[main]) if main in run.last else float("-inf")
 
 
 # Parts of a run's page.

@@ -62,7 +62,11 @@ class Folder(NamedTuple):
         """Step and measures of the best model."""
         found = self.measured.get("best") or self.state.get("best")
         known = [line for line in self.tests if self.main in line["test"]]
-        return found or max(known, key=lambda line: line["test"][self.main], default={})
+        return found or max(known, key=self.worth, default={})
+
+    def worth(self, line: dict[str, Any]) -> float:
+        """How good a measured model is."""
+        return curves.worth(self.main, line["test"][self.main])
 
     @property
     def epoch(self) -> float:

@@ -41,7 +41,7 @@ from ziggurat.engine.progress import Progress
 from ziggurat.engine.recipe import Recipe, RecipeError, load
 from ziggurat.engine.results import BAD, RESULTS, SNAPSHOTS
 from ziggurat.engine.signals import Interrupted, Signals
-from ziggurat.tasks import TASKS
+from ziggurat.tasks import TASKS, curves
 from ziggurat.tasks.task import Task, Wanted, over_processes
 
 WHOLE = StateDictOptions(full_state_dict=True)  # of what FSDP keeps in parts
@@ -348,7 +348,8 @@ class Loop:
             epoch = f"{self.step / self.per_epoch:08.2f}"
             self.task.snapshot(self.folder / SNAPSHOTS / f"epoch-{epoch}.png", model)
         best = self.state.best
-        if best is None or found[self.task.best] > best["test"][self.task.best]:
+        key = self.task.best
+        if best is None or curves.worth(key, found[key]) > curves.worth(key, best["test"][key]):
             self.state.best = {"step": self.step, "test": found}
             self.write_model(self.folder / "best", model)
         if self.step == self.steps:

@@ -55,6 +55,7 @@ LABELS = {
     "flops_g": "billion multiply-adds",
     "images": "images measured",
 }
+LESS = frozenset({"fid", "kid"})  # of these, less is better
 BESIDE = ("step", "epoch", "minutes", "lr", "grad_norm", "images_per_s", "waiting")
 
 
@@ -126,6 +127,11 @@ def draw_rate(axes: "Axes", trained: Sequence[Mapping[str, Any]]) -> None:
         say(axes, "")
 
 
+def worth(key: str, value: float) -> float:
+    """More of it is better."""
+    return -value if key in LESS else value
+
+
 def draw_measure(
     axes: "Axes",
     trained: Sequence[Mapping[str, Any]],
@@ -135,7 +141,7 @@ def draw_measure(
 ) -> None:
     """One measure on held-out data, and on training data where that is logged.
 
-    ``marked``: more of it is better, so that the best can be pointed at.
+    ``marked``: what is best is known, and can be pointed at.
     """
     x, y = measured(tested, key, "epoch")
     frame(axes)
@@ -152,7 +158,7 @@ def draw_measure(
     axes.plot(x, y, color=BRICK, linewidth=1.6, label="test", **dots(x))
     aside = f"at the end {number(y[-1])}"
     if marked:
-        at = int(y.argmax())
+        at = int((-y if key in LESS else y).argmax())
         axes.plot(x[at], y[at], "o", color="none", markersize=10, markeredgecolor=BRICK)
         best = f"best {number(y[at])} at epoch {x[at]:.4g}"
         aside = best if at == len(y) - 1 else f"{best}, {aside}"
@@ -170,7 +176,7 @@ def compare(
     if not found:
         return notice("nothing was measured yet", path)
     ends = {name: measured(lines, main, "epoch")[1][-1] for name, lines in found.items()}
-    order = sorted(found, key=lambda name: ends[name], reverse=True)
+    order = sorted(found, key=lambda name: worth(main, ends[name]), reverse=True)
     timed = any(len(measured(lines, main, "minutes")[0]) for lines in found.values())
     axis = {"epoch": "epochs"} | ({"minutes": "minutes"} if timed else {})
     figure = canvas(4.6 * len(axis) + 2.6, max(3.8, 0.21 * len(order) + 1))

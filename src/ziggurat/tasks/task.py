@@ -56,7 +56,7 @@ class Task(nn.Module):
     Settings: ClassVar[type[Settings]]
     players: ClassVar[tuple[str, ...]] = ("model",)
     noun: ClassVar[str] = "images"  # what its samples are called
-    best: ClassVar[str]  # the measure that decides which model is best: more is better
+    best: ClassVar[str]  # the measure that decides which model is best
     model: nn.Module
 
     def player(self, name: str) -> nn.Module:
