@@ -14,7 +14,7 @@ demo: .venv/.demo
 	@echo "Look at demo/report.html (and, from there, at each run's own report)."
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 lint: .venv/.test
 	$(BIN)/ruff format --check src tests benchmarks

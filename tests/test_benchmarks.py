@@ -46,11 +46,26 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert {row["mode"] for row in rows} == {"infer", "train"}
 
 
-def test_an_unknown_model_is_one_clear_line() -> None:
-    words = [sys.executable, peers.__file__, "resnet50"]
-    found = subprocess.run(words, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert "no peer for 'resnet50': there are" in found.stderr
+@pytest.mark.parametrize(
+    ("benchmark", "words", "said"),
+    [
+        (peers, ["resnet50"], "no peer for 'resnet50': there are"),
+        (resolution, ["--sizes", "64", "96"], "give others a file with --out"),
+    ],
+    ids=["an unknown model", "sizes that would replace the results"],
+)
+def test_a_mistake_is_told_before_anything_is_measured(
+    benchmark: Any,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [benchmark.__file__, *words])
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main()
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_loop_costs_little_and_does_not_wait() -> None:
@@ -189,10 +204,3 @@ def test_the_benchmark_of_resolution_runs(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "a.json").read_text())["measured"]
     assert {row["size"] for row in rows} == {64, 96}
     assert (tmp_path / "a.png").exists()
-
-
-def test_a_dry_run_does_not_replace_the_results() -> None:
-    words = [sys.executable, resolution.__file__, "--sizes", "64", "96"]
-    found = subprocess.run(words, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert "give others a file with --out" in found.stderr

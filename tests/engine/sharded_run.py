@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from ziggurat.engine import processes, train
 
 
-def sharded(precision: str) -> Accelerator:
+def sharded(precision: str, players: int = 1) -> Accelerator:
     found = processes.accelerator(precision)
     AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
     AcceleratorState._shared_state["fsdp_plugin"] = FullyShardedDataParallelPlugin(

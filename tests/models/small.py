@@ -14,7 +14,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 SHALLOW: dict[str, dict[str, Any]] = {  # for compilers, which take seconds for each block
     "nest_tiny": dict(dims=(16, 32), heads=(1, 2), depths=(1, 1)),
+    "hvt_ti_2": dict(depth=2),
     "rest_lite": dict(dims=(16, 32), heads=(1, 2), depths=(1, 1), reductions=(2, 1)),
+    "hivit_tiny": dict(depths=(1, 1, 1)),
     "regionvit_ti": dict(dims=(32, 64), depths=(1, 1), windows=7),
 }
 
@@ -26,5 +28,5 @@ def small(name: str, **overrides: Any) -> Backbone:
 
 
 def shallow(name: str) -> Backbone:
-    """A small model of two stages, if three or four do nothing that two do not."""
-    return small(name, **SHALLOW.get(name, {}))
+    """A small model with one block of each kind: as few stages as its family is made of."""
+    return small(name, **SHALLOW[name])

@@ -13,6 +13,7 @@ from ziggurat.engine.measure import peak_memory
 from ziggurat.engine.processes import accelerator
 from ziggurat.engine.recipe import Recipe
 from ziggurat.engine.train import Loop
+from ziggurat.tasks import TASKS
 from ziggurat.tasks.task import Task
 
 STEPS = 6  # timed, after one to warm up, one for the memory, and those made ahead
@@ -48,7 +49,8 @@ class Estimate(NamedTuple):
 
 def estimate(recipe: Recipe) -> Estimate:
     """Run a few steps of a recipe, write nothing, keep nothing."""
-    loop = Loop(recipe, None, accelerator(recipe.precision))
+    players = len(TASKS[recipe.task].players)
+    loop = Loop(recipe, None, accelerator(recipe.precision, players))
     ahead = 4 * loop.workers  # batches that workers make while the first step is slow
     batches = loop.batches(2 + ahead + STEPS)
     loop.train_step(next(batches))

@@ -5,10 +5,13 @@ import os
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
 
 
-def accelerator(precision: str) -> Accelerator:
+def accelerator(precision: str, players: int = 1) -> Accelerator:
     """What this machine, ``torchrun`` or ``accelerate launch`` offers; precision fp32, bf16, fp16.
+
+    Of several ``players`` only one has gradients at a time: processes do not wait for the others'.
 
     Processes without a device of their own talk through gloo, which accelerate does not do by
     itself.
@@ -19,6 +22,7 @@ def accelerator(precision: str) -> Accelerator:
     return Accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision="no" if precision == "fp32" else precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=players > 1)],
     )
 
 

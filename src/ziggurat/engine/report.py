@@ -60,6 +60,9 @@ CHARTS = {  # drawn on white: a dark page turns them round
 PHOTOS = {
     "predictions": "Held-out images: what is marked in them, and what the model finds.",
     "mistakes": "The worst mistakes: what the model said and how sure it was, and what it was.",
+    "samples": "Samples of the generator, none of them chosen.",
+    "ways": "In each row the way from one sample to another.",
+    "neighbours": "Generated images, and the training images that are most like them.",
     "paintings": "Held-out images with parts hidden, and what the model paints: what it saw it was "
     "never asked to paint. Where the loss leaves out each part's mean and contrast, they are the "
     "original's.",
@@ -74,6 +77,7 @@ def write(folder: Path) -> Path:
     body = [
         headline(run),
         unfinished(run),
+        alarms(run),
         cards(run),
         section("How it went", known_picture(folder / "curves.png")),
         section("What it does", pictures(folder)),
@@ -174,6 +178,12 @@ def unfinished(run: Folder) -> str:
         f'<p class="notice">This run is not finished: the page shows what was logged, {upto}. '
         f"<code>--out {escape(shlex.quote(str(run.path)))} --resume</code> goes on with it.</p>"
     )
+
+
+def alarms(run: Folder) -> str:
+    """What the task wants people to be told."""
+    found = run.measured.get("alarms") or []
+    return "".join(f'<p class="notice">{escape(str(text))}.</p>' for text in found)
 
 
 def cards(run: Folder) -> str:

@@ -88,7 +88,7 @@ def train(
     elif model or changes:
         raise TypeError("a loaded recipe takes no changes: give its name, or load it with them")
     folder = default_folder(recipe) if out is None else Path(out)
-    devices = accelerator(recipe.precision)
+    devices = accelerator(recipe.precision, len(TASKS[recipe.task].players))
     check(folder, recipe, resume, overwrite)
     loop = Loop(recipe, folder, devices, resume)
     devices.wait_for_everyone()  # all have looked before one writes
@@ -210,7 +210,9 @@ class Loop:
         line: dict[str, float] = {"lr": rates[0]}
         self.task.train()
         for name, optimizer in zip(self.task.players, self.optimizers, strict=True):
-            line |= self.update(name, optimizer, parts)
+            found = self.update(name, optimizer, parts)
+            others = name != self.task.players[-1]  # whose model is kept
+            line |= {f"{name}_{key}" if others else key: value for key, value in found.items()}
         if self.ema is not None:
             self.ema.update(self.task.model, step=self.step)
         self.state.step += 1
@@ -344,6 +346,8 @@ class Loop:
         self.state.tested = self.step
         self.write({"epoch": self.step / self.per_epoch, "test": found})
         self.progress.tested(self.step / self.per_epoch, found)
+        for alarm in self.task.alarms():
+            self.progress.say(alarm)
         if self.main:
             epoch = f"{self.step / self.per_epoch:08.2f}"
             self.task.snapshot(self.folder / SNAPSHOTS / f"epoch-{epoch}.png", model)
@@ -382,6 +386,8 @@ class Loop:
             }
             if classes := self.task.by_class():
                 measured["by_class"] = classes
+            if alarms := self.task.alarms():
+                measured["alarms"] = alarms
             results.write(self.folder / RESULTS, measured, self.recipe.seed)
             self.task.figures(self.folder)
             self.progress.say(f"report: {report.write(self.folder)}")

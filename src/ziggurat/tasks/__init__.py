@@ -3,6 +3,7 @@
 from ziggurat.tasks.classify import Classify
 from ziggurat.tasks.detect import Detect
 from ziggurat.tasks.distill import Distill
+from ziggurat.tasks.generate import Generate
 from ziggurat.tasks.pretrain import Pretrain
 from ziggurat.tasks.segment import Segment
 from ziggurat.tasks.task import Task
@@ -15,4 +16,5 @@ TASKS: dict[str, type[Task]] = {
     "detect": Detect,
     "segment": Segment,
     "video": Video,
+    "generate": Generate,
 }

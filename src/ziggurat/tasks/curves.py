@@ -54,6 +54,9 @@ LABELS = {
     "params_m": "million parameters",
     "flops_g": "billion multiply-adds",
     "images": "images measured",
+    "fid": "FID",
+    "kid": "KID",
+    "variety": "distance of samples, % of real images'",
 }
 LESS = frozenset({"fid", "kid"})  # of these, less is better
 BESIDE = ("step", "epoch", "minutes", "lr", "grad_norm", "images_per_s", "waiting")

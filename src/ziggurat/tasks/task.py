@@ -101,6 +101,10 @@ class Task(nn.Module):
         """What was counted since the last call, over all processes; starts afresh."""
         raise NotImplementedError
 
+    def alarms(self) -> list[str]:
+        """What people should be told of the last evaluation, a line each."""
+        return []
+
     def by_class(self) -> dict[str, dict[str, float]]:
         """Measures of each class at the last evaluation, by its name; not all tasks have any."""
         return {}
