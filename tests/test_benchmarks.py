@@ -19,6 +19,7 @@ import peers  # noqa: E402
 import pretrain  # noqa: E402
 import resolution  # noqa: E402
 import study  # noqa: E402
+import video  # noqa: E402
 
 from ziggurat.engine.measure import count  # noqa: E402
 
@@ -86,11 +87,12 @@ def test_digits_are_learned() -> None:
 # Studies: the README shows what the committed files hold.
 
 
-@pytest.mark.parametrize("table", [cifar10, distill, labels, dense], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "table", [cifar10, distill, labels, dense, video], ids=lambda t: t.__name__
+)
 def test_the_readme_shows_a_studys_results(table: Any) -> None:
-    shown = (
-        [table.markdown(kind) for kind in dense.EPOCHS] if table is dense else [table.markdown()]
-    )
+    kinds = {dense: dense.EPOCHS, video: video.SET}.get(table)
+    shown = [table.markdown(kind) for kind in kinds] if kinds else [table.markdown()]
     assert all(part in (ROOT / "README.md").read_text() for part in shown)
     for runs in study.kept(table.RESULTS).values():
         for found in runs:
@@ -204,3 +206,15 @@ def test_the_benchmark_of_resolution_runs(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "a.json").read_text())["measured"]
     assert {row["size"] for row in rows} == {64, 96}
     assert (tmp_path / "a.png").exists()
+
+
+def test_attention_over_time_learns_what_only_order_tells() -> None:
+    """Of the committed figures: every family, and chance without it."""
+    tops = {
+        name: [one["measured"]["test"]["top1"] for one in runs]
+        for name, runs in study.kept(video.RESULTS).items()
+        if name.startswith("motion")
+    }
+    assert len(tops) == 6
+    assert all(45 <= top <= 55 for top in tops.pop("motion_plain"))
+    assert all(top >= 95 for runs in tops.values() for top in runs)

@@ -36,7 +36,7 @@ class Nearest(NamedTuple):
     """For each generated image the real one that is most like it."""
 
     at: Tensor  # (B,) its place in the set, as given to ``add_real``
-    distance: Tensor  # (B,) between their features; 0: it is a copy
+    distance: Tensor  # (B,) between their features; about 0: it is a copy
 
 
 class Fidelity:
@@ -131,7 +131,7 @@ class Fidelity:
         return found | {"real": len(real), "generated": len(generated)}
 
     def nearest(self, images: Tensor) -> Nearest:
-        """The real image that each generated one is most like: a copy is at distance 0.
+        """The real image that each generated one is most like; of a copy about 0 away.
 
         It looks among all processes' real images once they were measured or kept, until then among
         this one's.
