@@ -91,7 +91,7 @@ def test_digits_are_learned() -> None:
     "table", [cifar10, distill, labels, dense, video], ids=lambda t: t.__name__
 )
 def test_the_readme_shows_a_studys_results(table: Any) -> None:
-    kinds = {dense: dense.EPOCHS, video: video.SET}.get(table)
+    kinds: Any = {dense: dense.EPOCHS, video: video.SET}.get(table)
     shown = [table.markdown(kind) for kind in kinds] if kinds else [table.markdown()]
     assert all(part in (ROOT / "README.md").read_text() for part in shown)
     for runs in study.kept(table.RESULTS).values():

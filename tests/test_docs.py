@@ -1,5 +1,6 @@
 """What README and docs say can be done, done."""
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import ziggurat
 from tests.data.small_clips import write_clip
 from tests.tasks import small_objects, small_scenes
 from ziggurat.cli import main
+from ziggurat.engine.results import RESULTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -80,8 +82,12 @@ def run_all(command: str) -> None:
     command = command.replace("head:29500", "localhost:0")
     words = shlex.split(command)[1:]
     few = ["batch=2", "img_size=64"] if "regionvit/imagenet" in words else []
-    words = [sys.executable, "-m", "torch.distributed.run", *words, *SHORT, *few]
-    subprocess.run(words, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    launch = [sys.executable, "-m", "torch.distributed.run", *words, *SHORT, *few]
+    subprocess.run(launch, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    if "--out" in words:
+        found = json.loads(Path(words[words.index("--out") + 1], RESULTS).read_text())
+        said = words[words.index("--nproc_per_node") + 1]
+        assert found["measured"]["processes"] == int(said), command
 
 
 @pytest.mark.parametrize("build", [b for b in BUILDS if "pretrained=True" not in b])

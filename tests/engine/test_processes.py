@@ -1,10 +1,10 @@
-"""Several processes share the work: the same curve, every sample once, and they resume."""
+"""Several processes share the work: the same curve, every sample once, and they resume.
+
+What torchrun starts is in tests/test_docs.py.
+"""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from tests.engine.test_train import losses, same_weights
 from tests.tasks.test_pretrain import masked
 from ziggurat.engine import train
 from ziggurat.engine.evaluate import evaluate
-
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 def rewound(folder: Path, step: int) -> Path:
@@ -38,9 +36,7 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     changes = {"epochs": 0.5, "eval_epochs": 100}
     train.train(small(**changes), tmp_path / "one")
     file = write(tmp_path / "small.toml", **changes)
-    words = ["-m", "ziggurat", "train", str(file), "--out", str(tmp_path / "two")]
-    settings = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *TORCHRUN, *words], check=True, env=settings, timeout=300)
+    two(ziggurat, "train", file, "--out", tmp_path / "two")
     one, both = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(one) == len(both) >= 10
     for (_, a), (_, b) in zip(one, both, strict=True):

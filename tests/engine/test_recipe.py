@@ -11,17 +11,21 @@ from torch import nn
 from ziggurat.engine import measure
 from ziggurat.engine import recipe as recipes
 from ziggurat.engine.recipe import ROWS, Recipe, RecipeError, parse, read, value_of
-from ziggurat.tasks.augment import ImageSettings
+from ziggurat.models.generators import create_generator
+from ziggurat.tasks.augment import ModelSettings
 from ziggurat.tasks.dense import DenseSettings
 from ziggurat.tasks.detect import DetectSettings, detector
+from ziggurat.tasks.generate import GenerateSettings
 from ziggurat.tasks.segment import SegmentSettings, segmenter
+from ziggurat.tasks.video import VideoSettings
 
-ANY = [name for name in recipes.names() if name.startswith("any/")]  # for models of one's own
+ANY = ["any/finetune", "any/probe"]  # for models of one's own
 SMALL = [name for name in recipes.names() if name.endswith(("_small", "/digits"))]
 PAPERS = [name for name in recipes.names() if name not in ANY + SMALL]
 CLASSES = {
     "digits": 10, "cifar10": 10, "cifar100": 100, "pets": 37, "cars": 196, "chestxray8": 8,
     "imagenet": 1000, "imagenet21k": 21841, "coco": 80, "ade20k": 150,
+    "kinetics400": 400, "something-something-v2": 174, "clips": 7,
 }  # fmt: skip
 YOURS = {"model": "nest_tiny", "data": "digits"}
 NEEDY = [name for name in recipes.names() if read(name)[1].get("needs_init")]
@@ -54,6 +58,9 @@ def setting(recipe: Recipe, key: str) -> Any:
 def build(recipe: Recipe) -> nn.Module:
     """The model of a recipe on the meta device, a detector or segmenter with all that is on it."""
     settings, classes = recipe.settings, CLASSES[recipe.data]
+    if isinstance(settings, GenerateSettings):
+        with torch.device("meta"):
+            return create_generator(recipe.model, **recipe.model_args).eval()
     if isinstance(settings, DenseSettings):
         options = {"num_classes": 0, "drop_path_rate": settings.drop_path}
         backbone = measure.build(recipe.model, None, **options | recipe.model_args)
@@ -62,12 +69,14 @@ def build(recipe: Recipe) -> nn.Module:
                 return detector(backbone, settings, classes).eval()
             assert isinstance(settings, SegmentSettings)
             return segmenter(backbone, settings, classes).eval()
-    assert isinstance(settings, ImageSettings)
+    assert isinstance(settings, ModelSettings)
     options = {
         "num_classes": 0 if recipe.task == "pretrain" else classes,
         "drop_path_rate": settings.drop_path,
         "drop_rate": settings.drop,
     }
+    if isinstance(settings, VideoSettings):
+        options["frames"] = settings.frames
     return measure.build(recipe.model, settings.img_size, **options | recipe.model_args).eval()
 
 
@@ -150,9 +159,14 @@ def test_a_small_recipe_runs_at_its_size(name: str) -> None:
             finest = model.features([image])["0"] if recipe.task == "detect" else model([image])
             assert finest.shape[2] == side // (8 if "retinanet" in name else 4)
             continue
+        if isinstance(recipe.settings, GenerateSettings):
+            noise = torch.zeros(2, model.latent, device="meta")
+            assert model(noise).shape == (2, 3, model.img_size, model.img_size)
+            continue
         side = setting(recipe, "img_size")
-        images = torch.zeros(2, 3, side, side, device="meta")
-        width = model.num_features if recipe.task == "pretrain" else 10
+        frames = (recipe.settings.frames,) if isinstance(recipe.settings, VideoSettings) else ()
+        images = torch.zeros(2, *frames, 3, side, side, device="meta")
+        width = model.num_features if recipe.task == "pretrain" else CLASSES[recipe.data]
         assert model(images).shape == (2, width)
 
 
@@ -225,6 +239,10 @@ ONCE = COCO | dict(epochs=12.17, decay_at=(8.12, 10.82), layer_decay=None, crop_
 REGIONVIT_COCO = ONCE | dict(sides=(672,), longest=1120, drop_path=0.2)
 REST_COCO = ONCE | dict(sides=(640, 672, 704, 736, 768, 800), longest=1333)
 
+VIDEO = dict(
+    optimizer="adamw", peak_lr=2e-4, weight_decay=1e-4, frames=8, img_size=224, sides=(256, 320),
+    test_crop=0.875, crops=3, mixup=0.8, cutmix=1.0, drop_path=0.1, label_smoothing=0.1, erase=0,
+)  # fmt: skip
 EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
     ("nest/imagenet", "nest_tiny"): NEST
     | dict(batch=1024, peak_lr=1e-3, warmup_epochs=20, drop_path=0.2, crop_scale=(0.05, 1)),
@@ -298,6 +316,13 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
     ("hivit/ade20k_upernet", "hivit_base"): DENSE
     | dict(batch=32, peak_lr=4e-5, schedule="poly", power=1, layer_decay=0.75, drop_path=0.1)
     | dict(crop=(512, 512), slide=(512, 512), aux_weight=0.4, width=512, norm=False),
+    ("regionvit/k400", "regionvit_s"): VIDEO,
+    ("regionvit/k400", "regionvit_m"): VIDEO,
+    ("regionvit/ssv2", "regionvit_s"): VIDEO,
+    ("nest/imagenet64_gan", "nest_generator_64"): dict(
+        optimizer="adam", betas=(0, 0.99), peak_lr=1e-4, batch=256, weight_decay=0, flip=0.5
+    )
+    | dict(schedule="constant", discriminator="discriminator"),
     ("regionvit/transfer", "regionvit_s"): TRANSFER,
     ("regionvit/transfer", "regionvit_m"): TRANSFER,
 }
@@ -374,6 +399,9 @@ def test_mae_decays_no_weight_but_timms_lars_adapts_only_what_decays() -> None:
         "regionvit/imagenet": ("82.6", "83.2", "default is 5", "14, 14, 14 and 7"),
         "regionvit/imagenet384": ("0.002", "0.0002", "73.4"),
         "regionvit/transfer": ("erasing",),
+        "regionvit/k400": ("not printed", "TimeSformer", "erasing"),
+        "regionvit/ssv2": ("mirrored",),
+        "nest/imagenet64_gan": ("not said", "10 (Mescheder"),
         "regionvit/coco_retinanet": ("beside the", "BGR", "windows of 14"),
         "regionvit/coco_maskrcnn": ("without the mask head",),
         "rest/coco_retinanet": ("norm=false", "path"),

@@ -230,7 +230,7 @@ def test_a_compiled_model_takes_several_sizes_and_trains(name: str) -> None:
     torch.compiler.reset()
     model = shallow(name)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for size in (model.img_size, (96, 96), BORDERS):
+    for size in (model.img_size, tuple(2 * side for side in model.img_size), BORDERS):
         x = torch.randn(2, 3, *size)
         model.zero_grad()
         compiled(x).square().sum().backward()

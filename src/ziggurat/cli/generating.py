@@ -42,7 +42,7 @@ LEAST = 0.1  # noise is drawn anew until it is this near to 0: nearer takes fore
 
 def add(verb: Verb) -> None:
     """Add it with its options."""
-    one = verb(generate, "ziggurat generate runs/nest-digits_gan --count 64 --out grid.png")
+    one = verb(generate, "ziggurat generate runs/nest-digits_gan_small --count 64 --out grid.png")
     one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
     one.add_argument("--count", type=positive, default=64, help="how many (64)")
     one.add_argument("--seed", type=int, default=0, help="the same seed makes the same images (0)")

@@ -146,7 +146,8 @@ def build(name: str, img_size: int | tuple[int, int] | None, **options: Any) -> 
         model = create_model(name, **options)
         if img_size is None or pair(img_size) == trained_size(model):
             return model
-        if "img_size" not in inspect.signature(type(model)).parameters:
+        inner = model.image_model if isinstance(model, SpaceTime) else model
+        if "img_size" not in inspect.signature(type(inner)).parameters:
             return model
         return create_model(name, img_size=img_size, **options)
 

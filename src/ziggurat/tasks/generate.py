@@ -181,12 +181,12 @@ class Generate(Task):
     def measured(self) -> dict[str, float]:
         """FID and its like; ``variety`` is 100 where samples are as far apart as real images."""
         shares = [sum(parts) for parts in zip(*over_processes(self.apart), strict=True)]
-        if self.fidelity is None or not shares[1]:
+        if not shares[1]:
             raise ValueError(
                 "there are no two test images that can be read and differ: `ziggurat data check` "
                 "says why"
             )
-        found = self.fidelity.measured()
+        found = self.compared().measured()
         self.apart = [0.0, 0.0]
         self.variety = 100 * shares[0] / shares[1]
         return found | {"variety": self.variety}
