@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cifar10  # noqa: E402  (scripts, not a package)
+import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
 import labels  # noqa: E402
@@ -218,3 +219,13 @@ def test_attention_over_time_learns_what_only_order_tells() -> None:
     assert len(tops) == 6
     assert all(45 <= top <= 55 for top in tops.pop("motion_plain"))
     assert all(top >= 95 for runs in tops.values() for top in runs)
+
+
+def test_the_readme_shows_clips_against_timesformer() -> None:
+    """RegionViT's Table 7: 197 G against 59.4 and 83.1; most of it shows in time."""
+    found = json.loads(clips.RESULTS.read_text())["measured"]
+    assert peers.markdown(found) in (ROOT / "README.md").read_text()
+    for row in found:
+        ratio = row["macs"][1] / row["macs"][0]
+        assert row["speedup"] > 0.7 * ratio, row
+        assert [round(macs / 1e9) for macs in row["macs"]][1] == 197
