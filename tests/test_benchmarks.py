@@ -229,3 +229,16 @@ def test_the_readme_shows_clips_against_timesformer() -> None:
         ratio = row["macs"][1] / row["macs"][0]
         assert row["speedup"] > 0.7 * ratio, row
         assert [round(macs / 1e9) for macs in row["macs"]][1] == 197
+
+
+def test_a_trained_backbone_sees_more_than_an_untrained_one() -> None:
+    """Of the committed figures, on held-out images of real sets."""
+    found = study.kept(dense.RESULTS)
+    for kind, key in (("pets", "ap50"), ("streets", "miou")):
+        trained, untrained = (
+            [one["measured"]["test"][key] for one in found[f"{kind}_{arm}"]]
+            for arm in ("rest", "frozen")
+        )
+        assert min(trained) > max(untrained) + 5
+        runs = [one for arm, runs in found.items() if arm.startswith(kind) for one in runs]
+        assert len({one["measured"]["steps"] for one in runs}) == 1
