@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import study
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -27,8 +28,6 @@ from ziggurat.engine import results
 from ziggurat.engine.measure import count, peak_memory
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
-README = Path(__file__).parents[1] / "README.md"
-MARK = "<!-- peers -->"
 MODES = {"infer": "inference", "train": "training step"}
 SEED = 0
 
@@ -129,39 +128,54 @@ def measure(pair: Pair, batch: int, rounds: int) -> list[dict[str, Any]]:
     costs = [count(model, 224, 3) for model in (ours, peer)]
     clip = (pair.frames,) if pair.frames else ()
     images = torch.randn(batch, *clip, 3, 224, 224)
-    found: list[dict[str, Any]] = []
-    for train in (False, True):
-        for model in (ours, peer):
-            step(model, images, train)
-        ratios: list[float] = []
-        times: tuple[list[float], list[float]] = ([], [])
-        for i in track(range(rounds), f"{pair.ours} / {pair.peer}", transient=True):
-            turns = [ours, peer] if i % 2 else [peer, ours]
-            spent = {id(model): seconds(model, images, train) for model in turns}
-            ratios.append(spent[id(peer)] / spent[id(ours)])
-            for kept, model in zip(times, (ours, peer), strict=True):
-                kept.append(spent[id(model)])
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        memory = [peak_memory(partial(step, model, images, train)) for model in (ours, peer)]
-        found.append(
-            {
-                "ours": pair.ours,
-                "peer": pair.peer,
-                "mode": "train" if train else "infer",
-                "batch": batch,
-                "rounds": rounds,
-                "same": pair.same,
-                "params": [cost.params for cost in costs],
-                "macs": [cost.macs for cost in costs],
-                "per_second": [round(batch / statistics.median(spent), 4) for spent in times],
-                "speedup": round(middle, 3),
-                "speedup_quartiles": [round(low, 3), round(high, 3)],
-                "memory_ratio": round(memory[0] / memory[1], 3),
-                "memory_ours_mib": round(memory[0] / 2**20, 1),
-                "memory_peer_mib": round(memory[1] / 2**20, 1),
-            }
-        )
-    return found
+    about = {
+        "ours": pair.ours,
+        "peer": pair.peer,
+        "same": pair.same,
+        "params": [cost.params for cost in costs],
+        "macs": [cost.macs for cost in costs],
+    }
+    title = f"{pair.ours} / {pair.peer}"
+    return [
+        about | against(ours, peer, (images, images), train, rounds, title)
+        for train in (False, True)
+    ]
+
+
+def against(
+    ours: nn.Module,
+    peer: nn.Module,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+    train: bool,
+    rounds: int,
+    title: str,
+) -> dict[str, Any]:
+    """Two models by turns, each on its own input: how much faster ours is, and the memory."""
+    both = list(zip((ours, peer), inputs, strict=True))
+    for model, given in both:
+        step(model, given, train)
+    ratios: list[float] = []
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in track(range(rounds), title, transient=True):
+        spent = [0.0, 0.0]
+        for turn in (0, 1) if i % 2 else (1, 0):
+            spent[turn] = seconds(*both[turn], train)
+            times[turn].append(spent[turn])
+        ratios.append(spent[1] / spent[0])
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    memory = [peak_memory(partial(step, model, given, train)) for model, given in both]
+    batch = len(inputs[0])
+    return {
+        "mode": "train" if train else "infer",
+        "batch": batch,
+        "rounds": rounds,
+        "per_second": [round(batch / statistics.median(spent), 4) for spent in times],
+        "speedup": round(middle, 3),
+        "speedup_quartiles": [round(low, 3), round(high, 3)],
+        "memory_ratio": round(memory[0] / memory[1], 3),
+        "memory_ours_mib": round(memory[0] / 2**20, 1),
+        "memory_peer_mib": round(memory[1] / 2**20, 1),
+    }
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
@@ -179,13 +193,6 @@ def markdown(found: list[dict[str, Any]]) -> str:
             f"| **{row['speedup']:.2f}** | {low:.2f} to {high:.2f} | {row['memory_ratio']:.2f} |"
         )
     return "\n".join(lines)
-
-
-def update_readme(found: list[dict[str, Any]]) -> None:
-    """Put the rows between the README's two marks."""
-    before, _, rest = README.read_text().partition(f"{MARK}\n")
-    _, _, after = rest.partition(MARK)
-    README.write_text(f"{before}{MARK}\n{markdown(found)}\n{MARK}{after}")
 
 
 def main() -> None:
@@ -219,7 +226,7 @@ def main() -> None:
     if out is not None:
         print(f"wrote {results.write(out, found, SEED)}")
     if out == RESULTS:
-        update_readme(found)
+        study.update_readme("peers", markdown(found))
 
 
 if __name__ == "__main__":

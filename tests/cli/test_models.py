@@ -55,6 +55,23 @@ def test_info_shows_stages_that_add_up(capsys: pytest.CaptureFixture[str]) -> No
     assert "Aggregate" in out  # the paper's sketch
 
 
+@pytest.mark.parametrize("kind", ["nest", "trans", "conv"])
+def test_info_of_a_generator_goes_from_noise_to_pixels(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", f"{kind}_generator_64", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert sum(part["params"] for part in about["parts"]) == about["params"]
+    assert sum(part["macs"] for part in about["parts"]) == about["macs"]
+    shapes = [part["shape"] for part in about["parts"][1:]]
+    assert [shape[1] for shape in shapes] == [8, 16, 32, 64, 64]
+    assert shapes[-1] == [3, 64, 64]
+    if kind == "nest":
+        assert [shape[0] for shape in shapes[:-1]] == [1024, 256, 64, 16]  # Table A4
+    assert main(["info", f"{kind}_generator_64"]) == 0
+    assert "noise" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["hvt_ti_1", "rest_lite", "hivit_tiny", "regionvit_ti"])
 def test_info_takes_every_family_at_another_size(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -91,6 +108,9 @@ def test_the_stages_are_drawn_and_not_overwritten_unasked(
         (["models", "nets_tiny"], "did you mean 'nest_tiny'?"),
         (["info", "hivit_bas"], "did you mean 'hivit_base'?"),
         (["info", "nest_tiny", "--size", "1", "2", "3"], "takes one side or height and width"),
+        (["info", "nest_generater_64"], "did you mean 'nest_generator_64'?"),
+        (["info", "nest_generator_64", "--size", "32"], "leave --size and --frames out"),
+        (["info", "conv_generator_16", "--picture", "x.png"], "`ziggurat generate` shows"),
         (["info", "nest_tiny", "--size", "-5"], "takes one side or height and width"),
         (["info", "deit_tiny_patch16_224", "--size", "128"], "does not take 128 x 128 images"),
         (["info", "hvt_s_4", "--size", "32"], "takes images from 81 x 81 pixels up"),

@@ -12,7 +12,7 @@ from ziggurat.models.registry import VARIANTS
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 WANTED = {
-    "nest": ["1", "2", "A1"],
+    "nest": ["1", "2", "A1", "A4"],
     "hvt": ["1", "2", "3", "4", "5", "6", "7", "8", "9"],
     "rest": ["1"],
     "hivit": ["2", "3", "7", "9"],

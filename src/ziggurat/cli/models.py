@@ -82,6 +82,8 @@ def info(args: argparse.Namespace) -> None:
     about = describe(args.name, size, args.frames)
     paper_of = {} if args.frames else printed(args.name)
     if args.picture:
+        if len(about["input"]) == 1:
+            raise ValueError(f"{args.name} takes no image: `ziggurat generate` shows what it makes")
         picture(args, size)
     if args.json:
         print(json.dumps(about | {"paper": paper_of}, indent=2))
@@ -102,7 +104,10 @@ def info(args: argparse.Namespace) -> None:
     table.add_column("parameters", no_wrap=True)
     table.add_column("multiply-adds", no_wrap=True)
     given = f"{args.frames} frames" if args.frames else "image"
-    table.add_row(given, by(about["input"][-3:]), "1", "", "", "")
+    if len(about["input"]) == 1:  # a generator begins with numbers
+        table.add_row("noise", by(about["input"]), "", "", "", "")
+    else:
+        table.add_row(given, by(about["input"][-3:]), "1", "", "", "")
     for part in about["parts"]:
         table.add_row(
             part["name"],

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.layers.attention import Attention
 from ziggurat.models.backbone import Backbone, Stage, pair
+from ziggurat.models.generators import GENERATORS, Generator, TokenGenerator, create_generator
 from ziggurat.models.registry import create_model
 from ziggurat.models.video import SpaceTime
 
@@ -29,8 +30,8 @@ class Cost(NamedTuple):
     macs: int  # multiply-adds of convolutions, linear layers and matrix products
     norms: int  # FLOPs of normalisation, at the rates of fvcore
     input_size: tuple[int, int, int]  # channels, height and width of that image
-    dims: tuple[int, ...]  # each stage's width and stride, of our models
-    strides: tuple[int, ...]
+    dims: tuple[int, ...] = ()  # each stage's width and stride, of our models
+    strides: tuple[int, ...] = ()
 
     @property
     def fvcore(self) -> int:
@@ -44,7 +45,7 @@ def count(
     in_chans: int | None = None,
     **overrides: Any,
 ) -> Cost:
-    """Count a model, or the one that ``create_model`` builds under that name.
+    """Count a model, or the one that ``create_model`` builds under that name, or a generator.
 
     ``img_size`` is the size it was trained at if not given; a model whose positions depend on
     the size is built for it.
@@ -56,23 +57,31 @@ def count(
     elif overrides:
         raise TypeError(f"a built model takes no {', '.join(overrides)}: give its name instead")
     model = on_meta(model).eval()
+    if isinstance(model, Generator):
+        return cost(model, model.noise(1), (model.out_chans, model.img_size, model.img_size))
     images = model.image_model if isinstance(model, SpaceTime) else model
     if in_chans is None:
         in_chans = images.in_chans if isinstance(images, Backbone) else 3
     height, width = pair(trained_size(model) if img_size is None else img_size)
+    frames = (model.frames,) if isinstance(model, SpaceTime) else ()
+    given = torch.empty(1, *frames, in_chans, height, width, device="meta")
+    found = cost(model, given, (in_chans, height, width))
+    if isinstance(images, Backbone):
+        return found._replace(dims=images.dims, strides=images.strides)
+    return found
+
+
+def cost(model: nn.Module, given: Tensor, size: tuple[int, int, int]) -> Cost:
+    """What a model on the meta device does with ``given``."""
     counter = FlopCounterMode(display=False, custom_mapping=NORMS)
     with counter, torch.no_grad():
-        frames = (model.frames,) if isinstance(model, SpaceTime) else ()
-        model(torch.empty(1, *frames, in_chans, height, width, device="meta"))
+        model(given)
     norms = sum(counter.get_flop_counts()["Global"].get(op, 0) for op in NORMS)
-    dims, strides = (images.dims, images.strides) if isinstance(images, Backbone) else ((), ())
     return Cost(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=(counter.get_total_flops() - norms) // 2,
         norms=norms,
-        input_size=(in_chans, height, width),
-        dims=dims,
-        strides=strides,
+        input_size=size,
     )
 
 
@@ -116,7 +125,7 @@ def levels(
 ) -> list[Level]:
     """The stages of one of our models, finest first, as an image of that size meets them."""
     model = build(name, img_size, **overrides).eval()
-    assert isinstance(model, Backbone), f"{name} is none of ours"
+    assert isinstance(model, Backbone | TokenGenerator), f"{name} is none of ours"
     met: dict[nn.Module, torch.Size] = {}
 
     def meet(attention: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -125,9 +134,12 @@ def levels(
     for module in model.modules():
         if isinstance(module, Attention):
             module.register_forward_pre_hook(meet)
-    size = pair(trained_size(model) if img_size is None else img_size)
     with torch.no_grad():
-        model(torch.empty(1, model.in_chans, *size, device="meta"))
+        if isinstance(model, Backbone):
+            size = pair(trained_size(model) if img_size is None else img_size)
+            model(torch.empty(1, model.in_chans, *size, device="meta"))
+        else:
+            model(model.noise(1))
     found = []
     for dim, stage in zip(model.dims, model.stages, strict=True):
         assert isinstance(stage, Stage)
@@ -137,12 +149,15 @@ def levels(
                 windows, tokens, _ = met[module]
                 heads, side = module.heads, math.isqrt(tokens)
         found.append(Level(dim, len(stage.blocks), heads, windows, side))
-    return found
+    return found if isinstance(model, Backbone) else found[::-1]
 
 
 def build(name: str, img_size: int | tuple[int, int] | None, **options: Any) -> nn.Module:
     """The model of that name on the meta device, for that size if it has to know it."""
     with torch.device("meta"):
+        if name in GENERATORS:
+            options = {key: value for key, value in options.items() if key != "in_chans"}
+            return create_generator(name, **options | ({"img_size": img_size} if img_size else {}))
         model = create_model(name, **options)
         if img_size is None or pair(img_size) == trained_size(model):
             return model

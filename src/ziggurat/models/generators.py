@@ -9,10 +9,7 @@ whose tokens all attend to all, and SAGAN's convolutions without their attention
 
 import difflib
 import inspect
-import json
 import math
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from timm.layers import GELUTanh
 from torch import Tensor, nn
 
@@ -28,7 +24,7 @@ from ziggurat.layers.attention import Attention, Block, head_width
 from ziggurat.layers.convolution import Conv
 from ziggurat.models.backbone import choice
 from ziggurat.models.nest import EPS, Level, init_weights
-from ziggurat.models.pretrained import CONFIG, WEIGHTS, locate, read_config
+from ziggurat.models.pretrained import locate, read_config, write_folder
 from ziggurat.models.weights import CheckpointError, load_checkpoint
 
 SIDE = 8  # tokens a side of a block, and of the coarsest level (Table A4: sequence length 8 x 8)
@@ -379,37 +375,16 @@ def save_generator(
     moved in whole, ``config.json`` last; a folder that has any of them is left alone unless
     ``overwrite`` is set.
     """
-    folder = Path(folder)
     if model.name not in GENERATORS:
         raise ValueError(
             f"only generators built by create_generator know their name, got {type(model).__name__}"
-        )
-    taken = [file for file in (CONFIG, WEIGHTS) if (folder / file).exists()]
-    if taken and not overwrite:
-        raise FileExistsError(
-            f"{folder} already has {', '.join(taken)}: take another folder or overwrite=True"
         )
     config = {
         "ziggurat": model.name,
         "model_args": model.overrides,
         "about": dict(model.about if about is None else about),
     }
-    try:
-        text = json.dumps(config, indent=2, default=list) + "\n"
-    except TypeError as error:
-        raise ValueError(
-            f"{CONFIG} cannot hold what {model.name} was built with or what is said about it "
-            f"({error}): give numbers, strings, lists or dicts"
-        ) from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
-        part = Path(partial)
-        state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-        save_file(state, part / WEIGHTS, metadata={"format": "pt"})
-        (part / CONFIG).write_text(text)
-        for file in (WEIGHTS, CONFIG):
-            shutil.move(part / file, folder / file)
-    return folder
+    return write_folder(Path(folder), model, config, {}, overwrite)
 
 
 def load_generator(source: str | Path) -> Generator:

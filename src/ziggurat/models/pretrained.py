@@ -53,11 +53,6 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
         raise ValueError(
             f"only models built by create_model know their name, got {type(model).__name__}"
         )
-    taken = [file for file in (CONFIG, WEIGHTS, CARD) if (folder / file).exists()]
-    if taken and not overwrite:
-        raise FileExistsError(
-            f"{folder} already has {', '.join(taken)}: take another folder or overwrite=True"
-        )
     changed: Any = getattr(model, "overrides", {})
     overrides = dict(changed)
     if isinstance(whole, SpaceTime):
@@ -79,21 +74,36 @@ def save_pretrained(model: nn.Module, folder: str | Path, overwrite: bool = Fals
         "model_args": overrides | {"num_classes": classes, "in_chans": channels},
         "pretrained_cfg": cfg,
     }
+    return write_folder(folder, whole, config, {CARD: card(name, config, whole)}, overwrite)
+
+
+def write_folder(
+    folder: Path, model: nn.Module, config: dict[str, Any], more: dict[str, str], overwrite: bool
+) -> Path:
+    """Weights, other texts and the config, written elsewhere and moved in whole, config last.
+
+    A folder that has any of them is left alone unless ``overwrite`` is set.
+    """
+    taken = [file for file in (CONFIG, WEIGHTS, *more) if (folder / file).exists()]
+    if taken and not overwrite:
+        raise FileExistsError(
+            f"{folder} already has {', '.join(taken)}: take another folder or overwrite=True"
+        )
     try:
         text = json.dumps(config, indent=2, default=list) + "\n"
     except TypeError as error:
         raise ValueError(
-            f"{name} was built with an option that {CONFIG} cannot hold ({error}): "
-            f"give numbers, strings or tuples, got {overrides}"
+            f"{CONFIG} cannot hold what the model was built with or what is said about it "
+            f"({error}): give numbers, strings, lists or dicts, got {config['model_args']}"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
         part = Path(partial)
-        state = {n: value.detach().contiguous() for n, value in whole.state_dict().items()}
+        state = {n: value.detach().contiguous() for n, value in model.state_dict().items()}
         save_file(state, part / WEIGHTS, metadata={"format": "pt"})
-        (part / CONFIG).write_text(text)
-        (part / CARD).write_text(card(name, config, whole))
-        for file in (WEIGHTS, CARD, CONFIG):
+        for name, words in (more | {CONFIG: text}).items():
+            (part / name).write_text(words)
+        for file in (WEIGHTS, *more, CONFIG):
             shutil.move(part / file, folder / file)
     return folder
 
