@@ -23,7 +23,11 @@ from ziggurat.data.masks import encoded
 RESULTS = study.RESULTS / "dense"
 SIDE = 64  # pixels of a pet as it comes; half as many are looked at
 EPOCHS = {"pets": 30, "streets": 120}
-SMALL = {"pets": ["sides=[32]", "crop=[32,32]", "batch=32"], "streets": []}
+SMALL = {"pets": ["sides=[32]", "crop=[32,32]", "batch=32"], "streets": ["lr=1e-3"]}
+NEST = ["--model", "nest_tiny_cifar", "--set"]
+NEST += [
+    "model_args={patch_size=4,dims=[64,128,256],heads=[2,4,8],depths=[2,2,4],attention='multi_head'}"
+]
 PETS, STREETS = "rest/coco_retinanet_small", "hivit/ade20k_upernet_small"
 
 
@@ -40,11 +44,11 @@ ARMS = {
     "pets_plain": Arm("ResT-Lite, no LN", PETS, ["--set", "norm=false"]),
     "pets_resnet": Arm("ResNet-18 (timm)", PETS, ["--model", "timm/resnet18"]),
     "pets_frozen": Arm("ResT-Lite, backbone untrained", PETS, ["--set", "freeze=true"]),
-    "streets_rest": Arm("ResT-Lite", STREETS, ["--model", "rest_lite"]),
+    "streets_nest": Arm("NesT, small", STREETS, NEST),
     "streets_resnet": Arm("ResNet-18 (timm)", STREETS, ["--model", "timm/resnet18"]),
-    "streets_frozen": Arm(
-        "ResT-Lite, backbone untrained", STREETS, ["--model", "rest_lite", "--set", "freeze=true"]
-    ),
+    "streets_frozen": Arm("NesT, small, backbone untrained", STREETS, [*NEST, "freeze=true"]),
+    "streets_rest": Arm("ResT-Lite", STREETS, ["--model", "rest_lite"]),
+    "streets_hivit": Arm("HiViT, small", STREETS, []),
 }
 
 

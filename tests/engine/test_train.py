@@ -294,7 +294,7 @@ def test_a_loss_that_is_no_number_stops_if_asked(
 
 def test_a_loss_that_stays_no_number_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned(monkeypatch, *range(2, 100))
-    with pytest.raises(Diverged, match="the 20th step in a row"):
+    with pytest.raises(Diverged, match="20 steps in a row"):
         train.train(small(epochs=2), tmp_path / "run")
 
 

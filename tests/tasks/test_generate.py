@@ -1,6 +1,9 @@
 """Two players on the one loop: each learns by its own loss, and what they make is measured."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,15 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.engine.children import child, two
 from tests.engine.small_runs import small
+from tests.engine.test_train import reached
 from ziggurat.cli import main
+from ziggurat.engine import checkpoint
 from ziggurat.engine import train as training
 from ziggurat.engine.evaluate import evaluate
 from ziggurat.engine.recipe import RecipeError
-from ziggurat.engine.train import train
+from ziggurat.engine.train import Diverged, train
 from ziggurat.models.generators import load_generator
 from ziggurat.models.pretrained import save_pretrained
 from ziggurat.models.registry import create_model
@@ -154,6 +160,58 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(
     train(recipe, tmp_path / "run", resume=True)
     wanted, found = (load_file(path / "model.safetensors") for path in (run, tmp_path / "run"))
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_a_run_that_is_killed_goes_on_with_both_players(features: str, tmp_path: Path) -> None:
+    changes = GAN | {"epochs": 0.4, "save_minutes": 0.001, "features": features, "compared": 8}
+    straight = child(tmp_path / "straight", changes)
+    straight.join()
+    assert straight.exitcode == 0
+    for i, target in enumerate((3, 9)):
+        process = child(tmp_path / "killed", changes, resume=i > 0)
+        while process.is_alive() and reached(tmp_path / "killed") < target:
+            time.sleep(0.01)
+        assert process.is_alive(), "it ended before it was killed"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    last = child(tmp_path / "killed", changes, resume=True)
+    last.join()
+    assert last.exitcode == 0
+    ends = [checkpoint.saved(tmp_path / run / "checkpoints")[-1] for run in ("straight", "killed")]
+    assert ends[0].name == ends[1].name
+    wanted, found = (load_file(end / "task.safetensors") for end in ends)
+    assert any("discriminator" in name for name in wanted)
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    wanted, found = (
+        load_file(tmp_path / run / "model.safetensors") for run in ("straight", "killed")
+    )
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)  # the average
+
+
+def test_a_player_without_a_finite_loss_stops_the_game(
+    features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the other player's steps go well."""
+    forward = Generate.forward
+
+    def broken(self: Any, batch: Any, player: str = "model") -> dict[str, torch.Tensor]:
+        found = forward(self, batch, player)
+        return found if player == "discriminator" else {"loss": found["loss"] * torch.nan}
+
+    monkeypatch.setattr(Generate, "forward", broken)
+    monkeypatch.setattr(training, "PATIENCE", 3)
+    with pytest.raises(Diverged, match="step 3: model's loss is nan, 3 steps in a row"):
+        train(small(**GAN | {"epochs": 0.2}, features=features), tmp_path / "run")
+
+
+def test_two_processes_play_one_game(features: str, tmp_path: Path) -> None:
+    """Each with its share of the real images; what is measured counts every image once."""
+    recipe = small(**GAN | {"epochs": 0.08}, features=features)
+    two(train, recipe, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["measured"]
+    assert found["processes"] == 2
+    assert found["test"]["real"] == found["test"]["generated"] == 24
 
 
 def test_collapsed_samples_are_told(features: str) -> None:

@@ -213,6 +213,8 @@ class Loop:
             found = self.update(name, optimizer, parts)
             others = name != self.task.players[-1]  # whose model is kept
             line |= {f"{name}_{key}" if others else key: value for key, value in found.items()}
+        if self.state.skipped[-1:] != [self.step + 1]:  # every player took its step
+            self.state.in_a_row = 0
         if self.ema is not None:
             self.ema.update(self.task.model, step=self.step)
         self.state.step += 1
@@ -245,7 +247,6 @@ class Loop:
             return {}
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self.state.in_a_row = 0
         return found if bad else found | {"grad_norm": norm}
 
     def gradient_norm(self, optimizer: Any) -> float:
@@ -267,13 +268,14 @@ class Loop:
         for buffer, value in zip(self.buffers, buffers, strict=True):
             buffer.copy_(value)  # the forward pass may have put no numbers into them
         step = self.step + 1
-        self.state.skipped.append(step)
-        self.state.in_a_row += 1
+        if self.state.skipped[-1:] != [step]:  # not by the player before
+            self.state.skipped.append(step)
+            self.state.in_a_row += 1
         advice = "a lower lr, more warm-up, clip_grad or bf16 instead of fp16 may help"
         if self.recipe.nonfinite == "stop":
             raise Diverged(f"step {step}: {why}; {advice}")
         if self.state.in_a_row >= PATIENCE:
-            raise Diverged(f"step {step}: {why}, the {PATIENCE}th step in a row; {advice}")
+            raise Diverged(f"step {step}: {why}, {PATIENCE} steps in a row; {advice}")
         self.progress.say(f"step {step} skipped: {why}")
 
     def note_bad(self, files: tuple[str, ...]) -> None:
