@@ -14,6 +14,7 @@ import cifar10  # noqa: E402  (scripts, not a package)
 import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
+import generate  # noqa: E402
 import labels  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
@@ -242,3 +243,20 @@ def test_a_trained_backbone_sees_more_than_an_untrained_one() -> None:
         assert min(trained) > max(untrained) + 5
         runs = [one for arm, runs in found.items() if arm.startswith(kind) for one in runs]
         assert len({one["measured"]["steps"] for one in runs}) == 1
+
+
+def test_generators_learn_digits() -> None:
+    """Of the committed figures: FID falls in every run, and ends far below an untrained one's."""
+    readme = (ROOT / "README.md").read_text()
+    assert generate.markdown() in readme
+    assert peers.markdown(json.loads(generate.SPEED.read_text())["measured"]) in readme
+    untrained = json.loads(generate.UNTRAINED.read_text())["measured"]
+    pace = json.loads(generate.PACE.read_text())["measured"]
+    found = study.kept(generate.RESULTS)
+    assert {"shuffle", "nearest", "conv3", "conv"} <= found.keys()
+    for name, runs in found.items():
+        for one in runs:
+            fids = [line["test"]["fid"] for line in one["measured"]["history"] if "test" in line]
+            assert fids == sorted(fids, reverse=True)
+            assert fids[-1] < 0.5 * untrained["conv" if name == "conv" else "shuffle"]["fid"]
+            assert one["measured"]["recipe"]["epochs"] == round(generate.EPOCHS / pace[name])
