@@ -1,0 +1,38 @@
+"""Layer norms as linear layers."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class FixedDeviation(TorchFunctionMode):
+    """Layer norms divide by a deviation that is taken for a constant, so that they are linear.
+
+    For a norm behind the mean (HiViT) this is what lets a logit be a sum over positions: the
+    deviation is one number, found when all positions are known.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """F.layer_norm alone is replaced."""
+        if func is not F.layer_norm:
+            return func(*args, **(kwargs or {}))
+        return linear_norm(*args, **(kwargs or {}))
+
+
+def linear_norm(
+    x: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm whose deviation has no gradient."""
+    dims = tuple(range(-len(shape), 0))
+    deviation = (x.detach().var(dims, unbiased=False, keepdim=True) + eps).sqrt()
+    x = (x - x.mean(dims, keepdim=True)) / deviation
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
