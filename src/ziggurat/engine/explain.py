@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import ImageNetInfo
 
 from ziggurat.data.images import as_rgb, read_image
 from ziggurat.engine.predict import Classifier, Guess
@@ -22,6 +23,7 @@ class Explained(NamedTuple):
     top: list[Guess]  # the likeliest first
     names: tuple[str, ...]  # of the explained classes
     found: Explanation
+    probabilities: tuple[float, ...]  # of the explained classes
 
 
 class Explainer:
@@ -66,7 +68,8 @@ class Explainer:
         numbers = likeliest if wanted is None else wanted
         found = explain(self.model, batch, numbers, method)
         seen = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        return Explained(seen, guesses, tuple(self.classes[i] for i in numbers), found)
+        names, shares = zip(*((self.classes[i], float(chances[i])) for i in numbers), strict=True)
+        return Explained(seen, guesses, names, found, shares)
 
     def number(self, wanted: str | int) -> int:
         """A class by its name, or by its number where no class has that for a name."""
@@ -90,4 +93,14 @@ def opened(source: str | Path | Any) -> Any:
     if not isinstance(source, str) or Path(source).exists() or ":" not in source:
         return source
     name, _, weights = source.partition(":")
-    return open_model(name, weights)
+    model = open_model(name, weights)
+    if model.num_classes == 1000 and not model.pretrained_cfg.get("label_names"):
+        model.pretrained_cfg["label_names"] = imagenet_names()
+    return model
+
+
+def imagenet_names() -> list[str]:
+    """The first name of each of ImageNet's classes, or all of them where two share the first."""
+    told = ImageNetInfo().label_descriptions()
+    first = [names.split(",")[0] for names in told]
+    return [own if first.count(own) == 1 else names for own, names in zip(first, told, strict=True)]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ziggurat.models.nest import NesT
+from ziggurat.models.nest import Aggregate, Level, NesT
 
 Box = tuple[float, float, float, float]
 
@@ -38,18 +38,28 @@ def paths(model: NesT, image: Tensor, classes: Sequence[int]) -> tuple[tuple[Nod
 
 
 def levels(model: NesT, image: Tensor) -> tuple[list[Tensor], Tensor]:
-    """A_2 .. A_Td, (1, H, W, C) each, the last behind the final norm; and the logits."""
+    """A_2 .. A_Td, (1, H, W, C) each, as they are pooled: by an aggregation, or by the head.
+
+    The graph begins at A_2: Algorithm 1 looks no further down.
+    """
+    maps: list[Tensor] = []
     with torch.no_grad():
-        state = model.stages[0](model.embed(model.checked(image)))
-    maps = []
-    with torch.enable_grad():
-        for stage in model.stages[1:]:
+        state = model.embed(model.checked(image))
+        for stage in model.stages[:2]:
             state = stage(state)
-            if not state.requires_grad:
-                state.requires_grad_()
-            maps.append(state)
-        maps[-1] = model.normed(state)
+    with torch.enable_grad():
+        for level in model.stages[2:]:
+            assert isinstance(level, Level)
+            assert isinstance(level.down, Aggregate)
+            maps.append(in_graph(level.down.whole(state)))
+            state = level.attended(level.down.halved(maps[-1]))
+        maps.append(in_graph(model.normed(state)))
         return maps, model.forward_head(maps[-1].permute(0, 3, 1, 2))
+
+
+def in_graph(x: Tensor) -> Tensor:
+    """The map, as the graph's beginning if there is none yet."""
+    return x if x.requires_grad else x.detach().requires_grad_()
 
 
 def traversal(
@@ -86,13 +96,13 @@ def inside(heat: Tensor, box: Box, stride: int, size: tuple[int, int]) -> Tensor
     return heat[top:bottom, left:right]
 
 
-def nested(path: Sequence[Node], size: tuple[int, int], depth: int) -> Tensor:
+def nested(path: Sequence[Node], size: tuple[int, int]) -> Tensor:
     """The path's boxes as a map (H, W): each adds as much, so the leaf is 1."""
     height, width = size
     found = torch.zeros(size)
     for node in path:
         x0, y0, x1, y1 = node.box
         found[round(y0 * height) : round(y1 * height), round(x0 * width) : round(x1 * width)] += (
-            1 / depth
+            1 / len(path)
         )
     return found.clamp_(max=1)

@@ -1,21 +1,30 @@
 """The methods by name: which model can be explained by which, and one call for all of them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
+from timm.models.nest import Nest
 from torch import Tensor, nn
 
 from ziggurat.explain import cam, gradcat
 from ziggurat.explain.gradcat import Node
-from ziggurat.explain.view import kind, look, reads_positions
+from ziggurat.explain.rollout import rollout, undefined
+from ziggurat.explain.view import Unseen, averages, kind, look, reads_positions
+from ziggurat.models.backbone import Backbone
 from ziggurat.models.nest import NesT
 from ziggurat.models.regionvit import RegionViT
+from ziggurat.models.video import SpaceTime
 
 METHODS = {  # the best first
     "gradcat": "from the root of NesT's tree to a leaf, to the strongest of four blocks each time",
     "cam": "what each position adds to the logit, exactly; for models that average positions",
+    "gradcam++": "features weighed by what their positive gradients do to the logit",
+    "groupcam": "groups of features weighed by what the image, blurred elsewhere, is taken for",
+    "rollout": "where attention leads, from the answer down to the patches; the same for any class",
 }
 
 
@@ -32,18 +41,64 @@ def reason(model: nn.Module, method: str) -> str | None:
     """Why this model cannot be explained so, and what is nearest; None if it can."""
     if method not in METHODS:
         raise ValueError(f"no method is called {method!r}: there are {', '.join(METHODS)}")
-    match method:
-        case "gradcat":
-            if not isinstance(model, NesT):
-                return f"{kind(model)} has no tree of 2 x 2 blocks as NesT has: take cam"
-            if len(model.stages) < 2:
-                return f"{kind(model)} has one level, and a tree has at least two: take cam"
-        case "cam":
-            if isinstance(model, RegionViT) and model.regional_embed is not None:
-                return f"{kind(model)} pools regional tokens, too few to be a map: take gradcam++"
-            if not reads_positions(model):
-                return f"{kind(model)} reads its class token, not an average: take rollout"
-    return None
+    why = hindrance(model, method)
+    if why is None:
+        return None
+    nearest = next((name for name in METHODS if hindrance(model, name) is None), None)
+    hint = f"nearest is {nearest}" if nearest else "no other method explains it either"
+    return f"{method}: {kind(model)} {why}; {hint}"
+
+
+def hindrance(model: nn.Module, method: str) -> str | None:
+    """What keeps a model from being explained so."""
+    if isinstance(model, SpaceTime):
+        return "is a model of clips, and images are explained"
+    if not getattr(model, "num_classes", 0):
+        return "knows no classes"
+    if method == "gradcat":
+        if not isinstance(model, NesT):
+            if isinstance(model, Nest):
+                return "is timm's NesT: its weights load into this library's, which has GradCAT"
+            return "has no tree of 2 x 2 blocks, which NesT has"
+        return "has one level, which is no tree" if len(model.stages) < 2 else None
+    if method == "rollout":
+        return undefined(model)
+    return unaveraged(model) if method == "cam" else unseen(model)
+
+
+def unaveraged(model: nn.Module) -> str | None:
+    """Why a logit is no mean over positions."""
+    if isinstance(model, RegionViT) and model.regional_embed is not None:
+        return "averages regional tokens, too few to make a map (one at 224 pixels)"
+    if not reads_positions(model):
+        return "reads its class token, not a mean over the image"
+    if isinstance(model, Backbone):
+        return None
+    return unseen(model) or (None if tried(model)[1] else "has more than a mean in its head")
+
+
+def unseen(model: nn.Module) -> str | None:
+    """Why there is no last map to be seen."""
+    return None if isinstance(model, Backbone) else tried(model)[0]
+
+
+TRIED: WeakKeyDictionary[nn.Module, tuple[str | None, bool]] = WeakKeyDictionary()
+
+
+def tried(model: nn.Module) -> tuple[str | None, bool]:
+    """Of a model that is not ours: why it cannot be seen through, and whether its head averages.
+
+    One forward of noise, whose answer is kept for as long as the model lives.
+    """
+    if model not in TRIED:
+        here = next(model.parameters())
+        config: dict[str, tuple[int, ...]] = getattr(model, "pretrained_cfg", {})
+        size = config.get("input_size", (3, 224, 224))
+        try:
+            TRIED[model] = None, averages(model, here.new_empty(1, *size).normal_())
+        except Unseen as error:
+            TRIED[model] = str(error), False
+    return TRIED[model]
 
 
 def explain(model: nn.Module, image: Tensor, classes: Sequence[int], method: str) -> Explanation:
@@ -51,22 +106,41 @@ def explain(model: nn.Module, image: Tensor, classes: Sequence[int], method: str
     why = reason(model, method)
     if why is not None:
         raise ValueError(why)
-    numbers, size = list(classes), (image.shape[2], image.shape[3])
+    if image.ndim != 4 or len(image) != 1:
+        raise ValueError(
+            f"one image is explained, as (1, channels, H, W), got {tuple(image.shape)}"
+        )
+    known = range(int(model.num_classes))  # type: ignore[arg-type]
+    if not classes or any(number not in known for number in classes):
+        raise ValueError(
+            f"{kind(model)} knows classes 0 to {len(known) - 1}, asked was for {list(classes)}"
+        )
+    was_training = model.training
+    try:
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has set
+            return explained(model.eval(), image.detach().clone(), list(classes), method)
+    finally:
+        model.train(was_training)
+
+
+def explained(model: nn.Module, image: Tensor, classes: list[int], method: str) -> Explanation:
+    """The method, on a model in eval mode."""
+    size = image.shape[2], image.shape[3]
     if method == "gradcat":
         assert isinstance(model, NesT)
-        paths = gradcat.paths(model, image, numbers)
-        maps = torch.stack([gradcat.nested(path, size, len(model.stages) - 1) for path in paths])
-        return Explanation(method, tuple(numbers), maps, paths)
-    view = look(model, image, linear=True)
-    heat = cam.contributions(view, numbers)
-    maps = F.interpolate(view.lay(heat)[None], view.covered, mode="bilinear")[0]
-    maps = scaled(maps[:, : size[0], : size[1]])
-    return Explanation(method, tuple(numbers), maps.cpu())
-
-
-def scaled(maps: Tensor) -> Tensor:
-    """(K, H, W) from 0, the least of each, to 1, its most; a flat map is 0."""
-    maps = maps.detach().float()
-    maps = maps - maps.amin((1, 2), keepdim=True)
-    most = maps.amax((1, 2), keepdim=True)
-    return maps / most.where(most > 0, 1)
+        paths = gradcat.paths(model, image, classes)
+        maps = torch.stack([gradcat.nested(path, size) for path in paths])
+        return Explanation(method, tuple(classes), maps, paths)
+    if method == "rollout":
+        shares, side = rollout(model, image)
+        maps = F.interpolate(shares[None, None], scale_factor=side, mode="bilinear")[0]
+        maps = maps[:, : size[0], : size[1]].expand(len(classes), -1, -1)
+    else:
+        view = look(model, image, linear=method == "cam")
+        enlarged = partial(cam.enlarged, view=view, size=size)
+        if method == "groupcam":
+            maps = cam.group_cam(view, classes, image, model, enlarged)
+        else:
+            heat = cam.cam if method == "cam" else cam.grad_cam_plus_plus
+            maps = enlarged(heat(view, classes))
+    return Explanation(method, tuple(classes), cam.scaled(maps.float()).cpu())

@@ -5,7 +5,7 @@ tokens that are not of the image (a class token, RegionViT's regional ones), the
 comes before: there it is the last map that these tokens look at.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class View(NamedTuple):
 
 
 class Unseen(ValueError):
-    """A model whose maps cannot be told apart from outside."""
+    """Why a model cannot be seen through; goes on from its name."""
 
 
 def look(model: nn.Module, images: Tensor, linear: bool = False) -> View:
@@ -51,7 +51,7 @@ def look(model: nn.Module, images: Tensor, linear: bool = False) -> View:
         with torch.no_grad():
             values = model.forward_features(images)  # type: ignore[operator]
         if not isinstance(values, Tensor) or values.ndim not in (3, 4):
-            raise Unseen(f"{kind(model)} gives no map of features")
+            raise Unseen("gives no map of features")
         values, logits = answered(model, values, linear)
     return View(values, logits, *layout(model, values, images))
 
@@ -61,6 +61,26 @@ def answered(model: nn.Module, values: Tensor, linear: bool) -> tuple[Tensor, Te
     values = values.detach().requires_grad_()
     with torch.enable_grad(), FixedDeviation() if linear else nullcontext():
         return values, model.forward_head(values)  # type: ignore[operator]
+
+
+def averages(model: nn.Module, images: Tensor) -> bool:
+    """Whether logits are a mean over positions of something linear, norms taken as linear.
+
+    If so, one gradient holds for all positions, whatever they hold.
+    """
+    if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):
+        raise Unseen("has no forward_features and forward_head, as timm's models have")
+    view = look(model, images)
+    if not reads_positions(model):
+        return False
+    found = []
+    for values in (view.values, torch.randn_like(view.values)):
+        values = values.detach().requires_grad_()
+        with torch.enable_grad(), FixedDeviation(1.0):
+            logits = model.forward_head(values)  # type: ignore[operator]
+        found.append(view.positions(torch.autograd.grad(logits[0, 0], values)[0])[0])
+    other = torch.stack([*(found[0] - found[1]), *(found[0] - found[0][:1])])
+    return bool(other.abs().amax() <= 1e-4 * found[0].abs().amax())
 
 
 def reads_positions(model: nn.Module) -> bool:
@@ -130,7 +150,7 @@ def last_block(model: nn.Module) -> nn.Module:
     """The last block of a plain transformer."""
     blocks = model.stage(-1).blocks if isinstance(model, Backbone) else getattr(model, "blocks", ())
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
-        raise Unseen(f"{kind(model)} reads a class token and has no list of blocks")
+        raise Unseen("reads a class token and has no list of blocks")
     return blocks[-1]
 
 
@@ -171,11 +191,11 @@ def grid_of(model: nn.Module, tokens: int, size: tuple[int, int]) -> tuple[int, 
             return int(grid[0]), int(grid[1])
     rows = round((tokens * size[0] / size[1]) ** 0.5)
     if rows < 1 or tokens % rows:
-        raise Unseen(f"the {tokens} tokens of {kind(model)} lie on no grid that is known")
+        raise Unseen(f"has {tokens} tokens that lie on no known grid")
     return rows, tokens // rows
 
 
-def gradients(view: View, classes: list[int]) -> list[Tensor]:
+def gradients(view: View, classes: Sequence[int]) -> list[Tensor]:
     """Of each class's logit, by the view's positions: (P, C). One forward serves all."""
     found = []
     for number in classes:
