@@ -10,7 +10,7 @@ variants below are the official code's. The paper's FFN is ReLU, the code's GELU
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -167,17 +167,35 @@ class Aggregate(nn.Sequential):
         super().__init__(*layers)
         self.plane = choice(plane, ("image", "block"), "plane")
         self.block = block
+        self.halving = names.index(halving[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
-        if self.plane == "image":
-            return super().forward(x)
+        return self.halved(self.whole(x))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The map on entering the step that halves it: (B, H, W, C) -> (B, H, W, C')."""
+        return self.steps(x, slice(0, self.halving), lambda side: side)
+
+    def halved(self, x: Tensor) -> Tensor:
+        """That step, and what comes behind it."""
+        return self.steps(x, slice(self.halving, None), half)
+
+    def steps(self, x: Tensor, which: slice, size: Callable[[int], int]) -> Tensor:
+        """Some of the steps, on their plane; ``size`` is what they do to a side."""
+        layers = list(self)[which]
+        if self.plane == "image" or not layers:
+            for layer in layers:
+                x = layer(x)
+            return x
         cut = windows.cut(x.shape[1], x.shape[2], 2 * self.block)
-        groups = [
-            super(Aggregate, self).forward(group.unflatten(1, (h, w))).flatten(1, 2)
-            for group, (h, w, _, _) in zip(cut.split(x), cut.parts, strict=True)
-        ]
-        return cut.resized(half).join(groups)
+        groups = []
+        for group, (h, w, _, _) in zip(cut.split(x), cut.parts, strict=True):
+            group = group.unflatten(1, (h, w))
+            for layer in layers:
+                group = layer(group)
+            groups.append(group.flatten(1, 2))
+        return cut.resized(size).join(groups)
 
 
 class Level(Stage):
@@ -194,7 +212,10 @@ class Level(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H', W', dim)."""
-        x = self.down(x)
+        return self.attended(self.down(x))
+
+    def attended(self, x: Tensor) -> Tensor:
+        """Positions and blocks alone: (B, H, W, dim) -> (B, H, W, dim)."""
         H, W = x.shape[1:3]
         cut = windows.cut(H, W, self.block)
         groups = cut.split(x + self.pos(H, W))  # (B * blocks, N, C) for each size of block

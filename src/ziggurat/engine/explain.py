@@ -1,0 +1,106 @@
+"""Why a saved model says what it says of an image: its own preprocessing, classes by name."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import ImageNetInfo
+
+from ziggurat.data.images import as_rgb, read_image
+from ziggurat.engine.predict import Classifier, Guess
+from ziggurat.explain import METHODS, Explanation, explain, reason
+from ziggurat.models.pretrained import open_model
+
+
+class Explained(NamedTuple):
+    """An image as the model saw it, what it says of it, and why."""
+
+    image: Image.Image  # resized and cropped, RGB
+    top: list[Guess]  # the likeliest first
+    names: tuple[str, ...]  # of the explained classes
+    found: Explanation
+    probabilities: tuple[float, ...]  # of the explained classes
+
+
+class Explainer:
+    """A saved model with its own preprocessing and class names.
+
+    Explainer("runs/digits")("a.png", method="gradcat", top=4)
+
+    ``source`` is a run's folder, a hub id, a model at hand, or a model's name and its weights as
+    ``open_model`` takes them: ``timm/resnet50:published``, ``timm/NAME:package:NAME``.
+    """
+
+    def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
+        self.classifier = Classifier(opened(source), device)
+        self.model = self.classifier.model
+        self.classes = self.classifier.classes
+        self.methods = tuple(name for name in METHODS if reason(self.model, name) is None)
+
+    def __call__(
+        self,
+        image: str | Path | Image.Image,
+        method: str | None = None,
+        classes: Sequence[str | int] | None = None,
+        top: int = 4,
+    ) -> Explained:
+        """Explain ``classes``, by name or number; if none are given, the ``top`` likeliest."""
+        method = method or next(iter(self.methods), "cam")
+        why = reason(self.model, method)
+        if why is not None:
+            raise ValueError(why)
+        wanted = None if classes is None else [self.number(one) for one in classes]
+        opened = image if isinstance(image, Image.Image) else read_image(image, str(image))
+        pixels = torch.as_tensor(np.asarray(self.classifier.transform(as_rgb(opened))))
+        batch = pixels[None].to(self.classifier.device).float()
+        batch = (batch - self.classifier.mean) / self.classifier.std
+        with torch.inference_mode():
+            chances = self.model(batch).float().softmax(1)[0]
+        best = chances.topk(min(max(top, 1), len(self.classes)))
+        likeliest = best.indices.tolist()
+        guesses = [
+            Guess(self.classes[i], p) for i, p in zip(likeliest, best.values.tolist(), strict=True)
+        ]
+        numbers = likeliest if wanted is None else wanted
+        found = explain(self.model, batch, numbers, method)
+        seen = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        names, shares = zip(*((self.classes[i], float(chances[i])) for i in numbers), strict=True)
+        return Explained(seen, guesses, names, found, shares)
+
+    def number(self, wanted: str | int) -> int:
+        """A class by its name, or by its number where no class has that for a name."""
+        if isinstance(wanted, str) and wanted in self.classes:
+            return self.classes.index(wanted)
+        if isinstance(wanted, int) or wanted.isdecimal():
+            if int(wanted) in range(len(self.classes)):
+                return int(wanted)
+            raise ValueError(
+                f"there is no class {wanted}: the model knows {len(self.classes)}, "
+                f"0 to {len(self.classes) - 1}"
+            )
+        near = difflib.get_close_matches(wanted, self.classes, n=1, cutoff=0.5)
+        some = ", ".join(self.classes[:5]) + ", ..." * (len(self.classes) > 5)
+        hint = f"did you mean {near[0]!r}?" if near else f"the model knows {some}"
+        raise ValueError(f"no class is called {wanted!r}: {hint}")
+
+
+def opened(source: str | Path | Any) -> Any:
+    """A model by its name and weights; anything else as it is."""
+    if not isinstance(source, str) or Path(source).exists() or ":" not in source:
+        return source
+    name, _, weights = source.partition(":")
+    model = open_model(name, weights)
+    if model.num_classes == 1000 and not model.pretrained_cfg.get("label_names"):
+        model.pretrained_cfg["label_names"] = imagenet_names()
+    return model
+
+
+def imagenet_names() -> list[str]:
+    """The first name of each of ImageNet's classes, or all of them where two share the first."""
+    told = ImageNetInfo().label_descriptions()
+    first = [names.split(",")[0] for names in told]
+    return [own if first.count(own) == 1 else names for own, names in zip(first, told, strict=True)]
