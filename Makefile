@@ -1,6 +1,7 @@
 # Two commands do everything after `git clone`: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+CHROMIUM := { test "$$(id -u)" = 0 && command -v apt-get && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium; } >/dev/null 2>&1
 
 .PHONY: demo test lint format slow bench clean
 
@@ -40,6 +41,7 @@ bench: .venv/.test
 .venv/.test: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -e '.[test]'
+	@command -v chromium >/dev/null || $(CHROMIUM) || echo "no chromium: the page is not tested"
 	touch $@ .venv/.demo
 
 clean:

@@ -4,8 +4,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +29,7 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 BUILDS = sorted(set(re.findall(r"`(create_model\([^`]+\))`", TEXT)))
 TARGETS = sorted(set(re.findall(r"(?:^|`)make (\w+)", TEXT, re.MULTILINE)))
 COMMAND = re.compile(
-    r"^((?:torchrun|ziggurat) [^\n]*)$|`(ziggurat [^`\n]+)`|```python\n(.*?)```", re.M | re.S
+    r"^((?:torchrun|ziggurat|curl) [^\n]*)$|`(ziggurat [^`\n]+)`|```python\n(.*?)```", re.M | re.S
 )
 SHORT = ["--set", "epochs=0.01", "batch=8"]
 ELSEWHERE = ("ziggurat data get cifar10",)  # tests/data/test_get.py does it, on request
@@ -56,18 +60,47 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_everything_a_page_says_can_be_done(page: Path, place: Path) -> None:
-    """In its order; training for a step or two."""
-    for line, inline, code in COMMAND.findall(page.read_text()):
+    """In its order; training for a step or two, and serving as long as the page is read."""
+    with ExitStack() as servers:
+        do_all(page.read_text(), servers)
+
+
+def do_all(text: str, servers: ExitStack) -> None:
+    address = ""
+    for line, inline, code in COMMAND.findall(text):
         command = line or inline
         if code:
             exec(code, {})
         elif command.startswith("torchrun"):
             run_all(command)
+        elif command.startswith("ziggurat serve"):
+            address = servers.enter_context(serving(command))
+        elif command.startswith("curl"):
+            words = shlex.split(command.replace("http://127.0.0.1:8000", address))
+            subprocess.run([*words, "--fail", "--silent", "--show-error"], check=True)
         elif "…" not in command and command not in ELSEWHERE:
             words = shlex.split(command)[1:]
             words += ["sheet.png"] if command.endswith("--picture") else []
             words += shortened(words)
             assert main(words) == 0, command
+
+
+@contextmanager
+def serving(command: str) -> Iterator[str]:
+    """Its address, once the page is there; at the end it is stopped as a user does it."""
+    words = [sys.executable, "-m", *shlex.split(command), "--port", "0"]
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert started.stdout
+    said = started.stdout.readline()
+    try:
+        found = re.search(r"at (http://\S+)", said)
+        assert found, f"{command}: {said}"
+        with urllib.request.urlopen(found[1]) as answer:
+            assert answer.status == 200
+        yield found[1]
+    finally:
+        started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 0
 
 
 def shortened(words: list[str]) -> list[str]:

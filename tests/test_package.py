@@ -34,6 +34,9 @@ def test_the_wheel_carries_data_types_version_and_entry_point(wheel: Path) -> No
     tables = {f"ziggurat/tables/{p.name}" for p in (ROOT / "src/ziggurat/tables").glob("*.toml")}
     assert len(tables) == 5
     assert tables <= names
+    page = {f"ziggurat/web/page/{p.name}" for p in (ROOT / "src/ziggurat/web/page").iterdir()}
+    assert "ziggurat/web/page/index.html" in page
+    assert page <= names
     assert not [n for n in names if n.startswith("tests")]
 
 

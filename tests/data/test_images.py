@@ -12,7 +12,15 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
 
-from ziggurat.data.images import NAMES, Arrays, BadImage, open_data, open_images, read_image
+from ziggurat.data.images import (
+    NAMES,
+    Arrays,
+    BadImage,
+    TooLarge,
+    open_data,
+    open_images,
+    read_image,
+)
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -266,6 +274,12 @@ def test_a_missing_file_is_bad(tmp_path: Path) -> None:
 def test_a_huge_image_is_bad_before_it_fills_the_memory() -> None:
     with pytest.raises(BadImage, match="x: more than 179 million pixels"):
         read_image(png(60_000, 60_000), "x")
+
+
+def test_a_smaller_limit_is_asked_of_the_header_alone() -> None:
+    with pytest.raises(TooLarge, match=r"x: 50 x 41, more than 0\.002 million pixels"):
+        read_image(png(50, 41), "x", most=2000)  # of its pixels there is none: it would be cut off
+    assert read_image(encoded(Image.new("L", (50, 40)), "PNG"), "x", most=2000).size == (50, 40)
 
 
 def test_a_limit_set_in_pil_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

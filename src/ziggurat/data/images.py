@@ -40,17 +40,23 @@ class BadImage(ValueError):
     """An image that cannot be read; the message is ``path: reason``."""
 
 
+class TooLarge(BadImage):
+    """An image of more pixels than are taken; none of them was decoded."""
+
+
 # A file to pixels.
 
 
-def read_image(file: str | Path | bytes | BinaryIO, name: str) -> Image.Image:
+def read_image(
+    file: str | Path | bytes | BinaryIO, name: str, most: int = MAX_PIXELS
+) -> Image.Image:
     """Decode a path, bytes or an open file as an 8-bit RGB image; ``name`` is for the BadImage.
 
     Turned upright as its EXIF says; of an animation the first frame. What is transparent is laid
     on white, as most pages show it: the colours stored under it were never meant to be seen.
     """
     with bad_image(name):
-        return as_rgb(decoded(file, name))
+        return as_rgb(decoded(file, name, most))
 
 
 @contextmanager
@@ -64,22 +70,22 @@ def bad_image(name: str) -> Iterator[None]:
     except UnidentifiedImageError:
         reason = "not an image of a kind that can be read"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        reason = f"more than {MAX_PIXELS / 1e6:.0f} million pixels"
+        raise TooLarge(f"{name}: more than {MAX_PIXELS / 1e6:.0f} million pixels") from None
     except Exception as error:  # damaged bytes make decoders raise nearly anything
         said = getattr(error, "strerror", None) or str(error).strip()
         reason = said.splitlines()[0] if said else type(error).__name__
     raise BadImage(f"{name}: {reason}")
 
 
-def decoded(file: str | Path | bytes | BinaryIO, name: str) -> Image.Image:
+def decoded(file: str | Path | bytes | BinaryIO, name: str, most: int = MAX_PIXELS) -> Image.Image:
     """An upright image in the mode it was stored in."""
     with streamed(file) as stream:
         if not stream.read(1):
             raise BadImage(f"{name}: the file is empty")
         image = Image.open(stream, formats=known_formats())
         W, H = image.size
-        if W * H > MAX_PIXELS:
-            raise BadImage(f"{name}: {W} x {H}, more than {MAX_PIXELS / 1e6:.0f} million pixels")
+        if most < W * H:
+            raise TooLarge(f"{name}: {W} x {H}, more than {most / 1e6:.3g} million pixels")
         if not W * H:
             raise BadImage(f"{name}: {W} x {H}, no pixels at all")
         image.load()

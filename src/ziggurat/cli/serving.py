@@ -1,0 +1,121 @@
+"""The verb that opens models to a browser: ``serve``."""
+
+import argparse
+import errno
+import math
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.verb import Verb
+
+if TYPE_CHECKING:
+    from ziggurat.engine.explain import Explainer
+
+RUNS = Path("runs")
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Show in a browser what classifiers see in an image, and where."""
+    try:
+        import python_multipart  # noqa: F401, reads forms
+        import uvicorn
+
+        from ziggurat.web.app import application
+    except ImportError as error:
+        raise ImportError(f"the page needs {error.name}: pip install 'ziggurat[serve]'") from None
+    with listening(args.host, args.port) as opened:
+        models = loaded(args.checkpoints) if args.checkpoints else found()
+        app = application(models, args.max_mb, args.max_megapixels)
+        opened.listen()  # who comes before the server is up waits for it
+        host, port = opened.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
+        if args.host not in LOCAL:
+            print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
+        try:
+            server.run(sockets=[opened])
+        except KeyboardInterrupt:  # after it has answered what was asked
+            return
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket of our own, taken before the models are read, which can take long."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(kind)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+    except OSError as error:
+        hint = "take another --port" if error.errno == errno.EADDRINUSE else "see --host, --port"
+        raise OSError(f"cannot serve at {host}, port {port}: {error.strerror} ({hint})") from None
+    return opened
+
+
+def loaded(sources: Sequence[str]) -> dict[str, "Explainer"]:
+    """Models by the names that visitors choose from: the shortest that tell them apart."""
+    from ziggurat.engine.explain import Explainer
+    from ziggurat.engine.runs import titles
+
+    folders = [source for source in sources if Path(source).is_dir()]
+    named = dict(zip(folders, titles(list(map(Path, folders))), strict=True)) if folders else {}
+    models = {named.get(source, source): Explainer(source) for source in sources}
+    for name, model in models.items():
+        if not model.methods:
+            raise ValueError(f"{name} cannot be explained by any method")
+    return models
+
+
+def found() -> dict[str, "Explainer"]:
+    """The classifiers of the runs there are; others are told of and left out."""
+    from ziggurat.models.pretrained import CONFIG
+
+    models: dict[str, Explainer] = {}
+    for folder in sorted(config.parent for config in RUNS.glob(f"*/{CONFIG}")):
+        try:
+            models |= loaded([str(folder)])
+        except ValueError as error:
+            print(f"ziggurat: {folder} is left out: {error}", file=sys.stderr)
+    if not models:
+        raise ValueError(
+            f"there is no trained classifier in {RUNS}/: name a run's folder or a hub id, or train "
+            "one (`ziggurat train nest/digits`)"
+        )
+    return models
+
+
+def amount(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"takes a number above 0, got {text!r}")
+    return value
+
+
+def port(text: str) -> int:
+    """A number that a port can have; 0 is any that is free."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def add(verb: Verb) -> None:
+    """Add it with its options."""
+    one = verb(serve, "ziggurat serve runs/nest runs/deit")
+    one.add_argument(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="runs' folders (also their best/) or hub ids; all of runs/ if none is given",
+    )
+    one.add_argument("--host", default="127.0.0.1", help="0.0.0.0: other machines, too (127.0.0.1)")
+    one.add_argument("--port", type=port, default=8000, help="0: any that is free (8000)")
+    one.add_argument("--max-mb", type=amount, default=20, help="of an upload (20)")
+    one.add_argument("--max-megapixels", type=amount, default=64, help="of an image (64)")

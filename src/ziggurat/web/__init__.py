@@ -1,0 +1,1 @@
+"""One application: a page for a browser over an API for programs."""

@@ -1,0 +1,77 @@
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.models.small import small
+from ziggurat.cli import main
+from ziggurat.models.pretrained import save_pretrained
+
+Mistake = Callable[[list[str], str], None]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["serve"],
+            "no trained classifier in runs/: name a run's folder or a hub id, or train one",
+        ),
+        (["serve", "nowhere/at/all", "--port", "0"], "neither a folder nor a hub id"),
+        (["serve", "--host", "no.such.host.invalid"], "cannot serve at no.such.host.invalid"),
+    ],
+)
+def test_a_mistake_in_serving_is_one_line(words: list[str], said: str, mistake: Mistake) -> None:
+    mistake([*words, "--port", "0"], said)
+
+
+@pytest.mark.parametrize("option", [["--port", "70000"], ["--max-mb", "0"], ["--max-mb", "nan"]])
+def test_a_wrong_number_is_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", *option])
+    err = capsys.readouterr().err
+    assert f"{option[0]}: takes a number" in err
+    assert err.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(mistake: Mistake) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        mistake(["serve", "--port", str(port)], f"port {port}: Address already in use (take anoth")
+
+
+def test_a_missing_extra_is_one_line(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    mistake(["serve"], "the page needs uvicorn: pip install 'ziggurat[serve]'")
+
+
+def test_the_runs_there_are_are_served_until_it_is_ended(tmp_path: Path) -> None:
+    save_pretrained(small("nest_tiny"), tmp_path / "runs" / "own")
+    save_pretrained(small("rest_lite", num_classes=0), tmp_path / "runs" / "encoder")
+    words = [sys.executable, "-m", "ziggurat", "serve", "--port", "0", "--max-mb", "3"]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe)
+    assert started.stdout
+    line = started.stdout.readline()
+    found = re.fullmatch(r"own at (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
+    try:
+        assert found, line
+        with urllib.request.urlopen(f"{found[1]}/") as answer:
+            assert b"<!doctype html>" in answer.read()
+        with urllib.request.urlopen(f"{found[1]}/api/about") as answer:
+            about = json.load(answer)
+    finally:
+        started.send_signal(signal.SIGINT)
+        _, err = started.communicate(timeout=60)
+    assert [model["name"] for model in about["models"]] == ["own"]
+    assert about["limits"]["bytes"] == 3_000_000
+    assert started.returncode == 0
+    assert "runs/encoder is left out" in err
+    assert "Traceback" not in err
