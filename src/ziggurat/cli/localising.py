@@ -44,7 +44,7 @@ def localise(args: argparse.Namespace) -> None:
         print(json.dumps(measured, indent=2))
         return
     first = measured["rows"][0]
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("model", overflow="fold")
     table.add_column("method", no_wrap=True)
     keys = [key for key in SCORES if key in first]

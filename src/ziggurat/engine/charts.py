@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ziggurat.engine.analyse import Alike
-from ziggurat.engine.localise import CENTRE, Example, Row
+from ziggurat.engine.localise import CENTRE, Row
 from ziggurat.explain.attention import diversity
 from ziggurat.explain.figures import overlay
 from ziggurat.explain.localise import THRESHOLDS, boxes
@@ -20,6 +19,8 @@ from ziggurat.tasks.drawing import (
     BRICK,
     INK,
     MUTED,
+    SMALL,
+    TILE,
     bare,
     canvas,
     frame,
@@ -29,12 +30,13 @@ from ziggurat.tasks.drawing import (
     sheet,
     shorten,
 )
-from ziggurat.tasks.overlay import with_objects
 
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes
 
-LETTERS = 28  # of a method and its model in a heading
+LETTERS = 24  # of a method and its model in a heading
+FOUND = ("pink", "#ff2fd0")  # no colour of heat
+STYLES = ("-", "--", ":", "-.")  # a model's lines
 PLACES = ("before Conv-1", "after Conv-1", "after instance norm")
 
 
@@ -42,12 +44,19 @@ def accuracy(rows: Sequence[Row], path: Path) -> Path:
     """Known-class localisation against the threshold; deletion and insertion, if measured."""
     found = [row.measured() for row in rows]
     keys = [key for key in ("deletion", "insertion") if key in found[0]]
-    figure = canvas(5 * (1 + len(keys)), 3.6 + 0.2 * len(rows))
+    figure = canvas(5 * (1 + len(keys)), 3.4 + 0.2 * len(rows))
     axes = figure.subplots(1, 1 + len(keys), squeeze=False)[0]
-    for i, (row, one) in enumerate(zip(rows, found, strict=True)):
-        look: dict[str, Any] = {"color": RUNS[i % len(RUNS)], "label": row.name, "linewidth": 1.4}
+    models, methods = (
+        list(dict.fromkeys(one[key] for one in found)) for key in ("model", "method")
+    )
+    methods.remove(CENTRE)
+    for row, one in zip(rows, found, strict=True):
+        style = STYLES[models.index(row.model) % len(STYLES)]
+        look: dict[str, Any] = {"label": shorten(row.name, 60), "linestyle": style}
         if row.method == CENTRE:
-            look |= {"color": MUTED, "linestyle": (0, (3, 2)), "linewidth": 1.0}
+            look |= {"color": MUTED, "linewidth": 0.9}
+        else:
+            look |= {"color": RUNS[methods.index(row.method)], "linewidth": 1.5}
         axes[0].plot(THRESHOLDS, one["by_threshold"]["known"], **look)
         axes[0].plot(one["threshold"], one["known"], "o", color=look["color"], markersize=4)
         for place, key in zip(axes[1:], keys, strict=True):
@@ -61,11 +70,10 @@ def accuracy(rows: Sequence[Row], path: Path) -> Path:
     for place in axes:
         frame(place)
         place.set_ylim(bottom=0)
-    lines, names = axes[0].get_legend_handles_labels()
-    names = [shorten(name, 60) for name in names]
     drawn = figure.legend(
-        lines, names, loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=MUTED
-    )
+        *axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False,
+        ncols=min(len(models), 1 + len(keys)), fontsize=8.5, labelcolor=MUTED, handlelength=3,
+    )  # fmt: skip
     for text in drawn.get_texts():
         text.set_parse_math(False)
     return save(figure, path)
@@ -74,24 +82,45 @@ def accuracy(rows: Sequence[Row], path: Path) -> Path:
 def examples(rows: Sequence[Row], path: Path) -> Path:
     """A row an image, a column a method and model: heat, true boxes, the box that was found."""
     rows = [row for row in rows if row.method != CENTRE]
-    every = set.intersection(*(set(row.examples) for row in rows))
-    tiles = [[with_boxes(row.examples[i], row) for row in rows] for i in sorted(every)]
-    return sheet(tiles, [shorten(row.name, LETTERS) for row in rows], path)
+    every = sorted(set.intersection(*(set(row.examples) for row in rows)))
+    tiles = []
+    for i in every:
+        first = rows[0].examples[i]
+        tiles.append([framed(first.image, first.truth)])
+        for row in rows:
+            one = row.examples[i]
+            found = boxes(one.heat)[row.tally.best()]
+            tiles[-1].append(framed(overlay(one.image, one.heat), one.truth, found))
+    heads = [f"white: true, {FOUND[0]}: found", *map(head, rows)]
+    return sheet(tiles, heads, path)
 
 
-def with_boxes(example: Example, row: Row) -> Image.Image:
-    """True boxes by the class's name, and the one at the method's best threshold."""
-    found = boxes(example.heat)[row.tally.best()]
-    every = torch.cat([example.truth, found[None]]).numpy()
-    labels = np.array([0] * len(example.truth) + [1])
-    picture = overlay(example.image, example.heat, opacity=0.35)
-    return with_objects(picture, every[::-1], labels[::-1], (example.name, "found"))
+def head(row: Row) -> str:
+    """Its method, and as much of the end of its model's name as there is room for."""
+    room = LETTERS - len(row.method)
+    return f"{row.method}  {row.model if len(row.model) <= room else '…' + row.model[1 - room :]}"
+
+
+def framed(picture: Image.Image, truth: Tensor, found: Tensor | None = None) -> Image.Image:
+    """An image as large as a tile with boxes; rims make them seen on any ground."""
+    scale = TILE / max(picture.size)
+    how = Image.Resampling.NEAREST if max(picture.size) <= SMALL else Image.Resampling.BICUBIC
+    size = round(picture.width * scale), round(picture.height * scale)
+    drawn = picture.convert("RGB").resize(size, how)
+    pen = ImageDraw.Draw(drawn)
+    coloured = [(box, "white") for box in truth] + [(found, FOUND[1])] * (found is not None)
+    for box, colour in coloured:
+        x0, y0, x1, y1 = (float(side) * scale for side in box)
+        if x1 - x0 > 4 and y1 - y0 > 4:
+            pen.rectangle((x0, y0, x1 - 1, y1 - 1), outline="black", width=5)
+            pen.rectangle((x0 + 1, y0 + 1, x1 - 2, y1 - 2), outline=colour, width=3)
+    return drawn
 
 
 def heads(layers: Alike, path: Path) -> Path:
     """ResT's supplement, Fig. 1: similarity of the last layer's heads; and diversity by layer."""
     last = list(layers)[-1]
-    figure = canvas(13.5, 3.6)
+    figure = canvas(15, 3.6)
     *maps, lines = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.5))
     for axes, words, alike in zip(maps, PLACES, layers[last], strict=True):
         image = axes.imshow(alike.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
@@ -121,7 +150,7 @@ def by_layer(axes: "Axes", layers: Alike) -> None:
 
 def seeds(variances: Tensor, path: Path) -> Path:
     """HiViT, Fig. 2: the variance of attention between models, (images, layers)."""
-    figure = canvas(max(4.0, 0.35 * variances.shape[1] + 2), 3.4)
+    figure = canvas(max(5.5, 0.35 * variances.shape[1] + 2), 3.4)
     axes = figure.subplots()
     axes.boxplot(
         variances.numpy(), widths=0.5, patch_artist=True,
