@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ziggurat import __version__
-from ziggurat.cli import data, explaining, generating, models, running, serving, training
+from ziggurat.cli import (
+    data,
+    explaining,
+    generating,
+    localising,
+    models,
+    running,
+    serving,
+    training,
+)
 from ziggurat.cli.verb import Run
 
 
@@ -45,7 +54,7 @@ def parser() -> Parser:
         added.set_defaults(run=run)
         return added
 
-    for group in (models, training, running, explaining, generating, serving, data):
+    for group in (models, training, running, explaining, localising, generating, serving, data):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top

@@ -52,8 +52,12 @@ class Recorded(TorchFunctionMode):
             return self.attend(*args, **kwargs)
         found = func(*args, **kwargs)
         if func in (Tensor.softmax, torch.softmax, F.softmax) and found.ndim == 4:
-            self.maps.append(found.amax(1))
+            self.maps.append(self.kept(found))
         return found
+
+    def kept(self, attention: Tensor) -> Tensor:
+        """(B, heads, N, N') -> (B, N, N')."""
+        return attention.amax(1)
 
     def attend(
         self,
@@ -67,7 +71,7 @@ class Recorded(TorchFunctionMode):
         """softmax(q k^T / sqrt(d) + mask) v; no model here asks for more."""
         logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
         found = (logits if attn_mask is None else logits + attn_mask).softmax(-1)
-        self.maps.append(found.amax(1))
+        self.maps.append(self.kept(found))
         return found @ v
 
 
