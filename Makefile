@@ -10,9 +10,11 @@ demo: .venv/.demo
 	$(BIN)/ziggurat train nest/digits --model timm/deit_tiny_patch16_224 --out demo/deit --overwrite
 	$(BIN)/ziggurat eval demo/nest
 	$(BIN)/ziggurat eval demo/deit
+	$(BIN)/python -c "from ziggurat.data.images import open_images as o; o('digits').test.image(7).save('demo/digit.png')"
+	$(BIN)/ziggurat explain demo/nest demo/digit.png --out demo/explained.png --overwrite
 	$(BIN)/ziggurat info nest_tiny --picture demo/nest_tiny.png --overwrite
 	$(BIN)/ziggurat report demo/nest demo/deit --out demo/report.html --overwrite
-	@echo "Look at demo/report.html (and, from there, at each run's own report)."
+	@echo "Look at demo/report.html (and, from there, at each run's own report) and demo/explained.png."
 
 test: lint
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist worksteal
