@@ -42,6 +42,7 @@ class Arm(NamedTuple):
 ARMS = {
     "pets_rest": Arm("ResT-Lite, LN on each level", PETS, []),
     "pets_plain": Arm("ResT-Lite, no LN", PETS, ["--set", "norm=false"]),
+    "pets_nest": Arm("NesT, small, LN on each level", PETS, NEST),
     "pets_resnet": Arm("ResNet-18 (timm)", PETS, ["--model", "timm/resnet18"]),
     "pets_frozen": Arm("ResT-Lite, backbone untrained", PETS, ["--set", "freeze=true"]),
     "streets_nest": Arm("NesT, small", STREETS, NEST),
