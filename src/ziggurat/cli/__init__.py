@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ziggurat import __version__
-from ziggurat.cli import data, generating, localising, models, running, training
+from ziggurat.cli import data, explaining, generating, localising, models, running, training
 from ziggurat.cli.verb import Run
 
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
         added.set_defaults(run=run)
         return added
 
-    for group in (models, training, running, localising, generating, data):
+    for group in (models, training, running, explaining, localising, generating, data):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top

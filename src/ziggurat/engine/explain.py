@@ -49,7 +49,7 @@ class Explainer:
         top: int = 4,
     ) -> Explained:
         """Explain ``classes``, by name or number; if none are given, the ``top`` likeliest."""
-        method = method or self.methods[0]
+        method = method or next(iter(self.methods), "cam")
         why = reason(self.model, method)
         if why is not None:
             raise ValueError(why)

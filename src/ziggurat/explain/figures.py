@@ -152,7 +152,8 @@ def boxes(
     for node in path:
         x0, y0, x1, y1 = node.box
         line = 2.5 + 2.5 * (node.level == len(path))
-        inset = 3 + number % len(COLOURS) * 7
+        least = min((x1 - x0) * width, (y1 - y0) * height)
+        inset = 3 + number % len(COLOURS) * min(7, least / 24)
         corner = left + x0 * width + inset, top + y0 * height + inset
         sides = (x1 - x0) * width - 2 * inset, (y1 - y0) * height - 2 * inset
         for edge, points in ((PAPER, line + 2), (colour, line)):  # a rim, for any background
@@ -193,10 +194,9 @@ def quarter(axes: "Axes", x: float, y: float, child: int, colour: str) -> None:
     from matplotlib.patches import Rectangle
 
     corner = x + 7 * (child % 2), y + 7 * (child // 2)
-    rim = {"edgecolor": colour, "linewidth": 0.6}
     for patch in (
         Rectangle((x - 3, y - 3), 20, 20, facecolor=PAPER, edgecolor="none"),  # clear of lines
-        Rectangle((x, y), 14, 14, facecolor=PAPER, **rim),
+        Rectangle((x, y), 14, 14, facecolor=PAPER, edgecolor=colour, linewidth=0.6),
         Rectangle(corner, 7, 7, facecolor=colour, edgecolor="none"),
     ):
         axes.add_patch(patch).set_zorder(4)

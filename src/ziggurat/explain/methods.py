@@ -1,8 +1,9 @@
 """The methods by name: which model can be explained by which, and one call for all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -91,14 +92,23 @@ def tried(model: nn.Module) -> tuple[str | None, bool]:
     One forward of noise, whose answer is kept for as long as the model lives.
     """
     if model not in TRIED:
-        here = next(model.parameters())
-        config: dict[str, tuple[int, ...]] = getattr(model, "pretrained_cfg", {})
-        size = config.get("input_size", (3, 224, 224))
         try:
-            TRIED[model] = None, averages(model, here.new_empty(1, *size).normal_())
+            with at_rest(model):
+                TRIED[model] = None, averages(model, noise(model))
         except Unseen as error:
             TRIED[model] = str(error), False
     return TRIED[model]
+
+
+def noise(model: nn.Module) -> Tensor:
+    """An image of a size that a model of timm's takes."""
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    changed: dict[str, Any] = getattr(model, "overrides", None) or {}
+    channels, *sides = config.get("input_size") or (3, 224, 224)
+    sides = getattr(getattr(model, "patch_embed", None), "img_size", None) or sides
+    return (
+        next(model.parameters()).new_empty(1, changed.get("in_chans", channels), *sides).normal_()
+    )
 
 
 def explain(model: nn.Module, image: Tensor, classes: Sequence[int], method: str) -> Explanation:
@@ -115,12 +125,21 @@ def explain(model: nn.Module, image: Tensor, classes: Sequence[int], method: str
         raise ValueError(
             f"{kind(model)} knows classes 0 to {len(known) - 1}, asked was for {list(classes)}"
         )
-    was_training = model.training
+    with at_rest(model):
+        return explained(model, image.detach().clone(), list(classes), method)
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """A model in eval mode, gradients on: whatever caller and model had set, and have again."""
+    training = [module for module in model.modules() if module.training]
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has set
-            return explained(model.eval(), image.detach().clone(), list(classes), method)
+        with torch.inference_mode(False), torch.enable_grad():
+            model.eval()
+            yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def explained(model: nn.Module, image: Tensor, classes: list[int], method: str) -> Explanation:

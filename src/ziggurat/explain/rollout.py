@@ -1,10 +1,10 @@
 """Attention rollout: which patches a model's attention leads to (arXiv:2005.00928).
 
 A skeleton has a model's routes and none of its features: a token is one number. A block gives a
-token its own number and those that its attention finds, with the attention as weights, all of them
-over their sum; a merge gives it the mean of the tokens it stands for, those its stride covers (by
-which no token counts twice because windows overlap); the head's reading (the mean, or
-the class token) is the answer. This is linear in the patches' numbers. Its gradient by them is the
+token its own number and those that its attention finds, with the attention as weights, all of it
+over the sum of the weights. A merge gives it the mean of the tokens that it stands for: those its
+stride covers, so that none counts twice where windows overlap. The answer is what the head reads,
+the mean or the class token. It is linear in the patches' numbers, and its gradient by them is the
 rollout: shares of the answer, none negative, that sum to 1 (less what a class token starts with).
 For a plain ViT that is the product of all (A + I) / 2, rows made to sum to 1.
 
