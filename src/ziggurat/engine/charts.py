@@ -34,7 +34,7 @@ from ziggurat.tasks.drawing import (
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes
 
-LETTERS = 24  # of a method and its model in a heading
+LETTERS = 20  # of a method and its model in a heading
 FOUND = ("pink", "#ff2fd0")  # no colour of heat
 STYLES = ("-", "--", ":", "-.")  # a model's lines
 PLACES = ("before Conv-1", "after Conv-1", "after instance norm")
