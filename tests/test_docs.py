@@ -46,12 +46,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 pixels = chance.integers(0, 255, (16, 16, 3), np.uint8)
                 Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
     small_objects.write(tmp_path / "objects", {"train": 16, "val": 4})
-    for category in small_objects.CATEGORIES:
-        colour = tmp_path / "colours" / str(category["name"])
-        colour.mkdir(parents=True)
+    for colour in ("red", "green", "blue"):  # the objects' classes
+        (tmp_path / "colours" / colour).mkdir(parents=True)
         for i in range(20):
             pixels = chance.integers(0, 255, (16, 16, 3), np.uint8)
-            Image.fromarray(pixels).save(colour / f"{i}.png")
+            Image.fromarray(pixels).save(tmp_path / "colours" / colour / f"{i}.png")
     small_scenes.write(tmp_path / "scenes", {"train": 8, "val": 4})
     for i, kind in enumerate(("growing", "shrinking")):
         for split, count in (("train", 4), ("val", 2)):

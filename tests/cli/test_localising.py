@@ -48,8 +48,11 @@ def test_localising_prints_a_table_and_writes_results_and_pictures(
 def test_without_deletion_there_is_no_column_for_it(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["localise", "run0", "--data", "voc", "--method", "cam", "--steps", "0"]) == 0
+    (place / "run0").rename(place / "a:dog:[b]")  # no mark-up, no emoji
+    words = ["localise", "a:dog:[b]", "--data", "voc", "--method", "cam", "--steps", "0"]
+    assert main(words) == 0
     said = capsys.readouterr().out
+    assert "a:dog:[b]" in said
     assert "pointing" in said
     assert "deletion" not in said
     assert (place / "localised" / "accuracy.png").exists()

@@ -83,7 +83,7 @@ def test_an_object_that_the_crop_cuts_off_is_not_asked_for(tmp_path: Path, data:
 @pytest.mark.parametrize(
     ("classes", "methods", "said"),
     [
-        (["red", "green"], ["cam"], "knows none of them"),
+        (["red", "green"], ["cam"], "none is known to"),
         (["dog"], ["cat"], "no method is called 'cat'"),
     ],
 )

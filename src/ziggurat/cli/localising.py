@@ -55,7 +55,7 @@ def localise(args: argparse.Namespace) -> None:
         name = row["model"] if row["model"] != before else ""
         before = row["model"]
         table.add_row(name, row["method"], *(shown(key, row[key]) for key in keys))
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
     for line in found.notes:
         print(line)
     print(f"{first['images']} images, {first['cases']} classes in them; pictures in {folder}")
@@ -100,14 +100,14 @@ def analyse(args: argparse.Namespace) -> None:
             table.add_column(head, justify="left" if "of heads" in head else "right")
         for layer, places in layers.items():
             table.add_row(layer, *(f"{one['diversity']:.3f}" for one in places.values()))
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)
     if found.variances is not None:
         table = Table(box=None, pad_edge=False)
         for head in ("attention layer", "variance between models", "largest of an image"):
             table.add_column(head, justify="left" if head == "attention layer" else "right")
         for layer, own in enumerate(found.variances.T, 1):
             table.add_row(str(layer), f"{own.mean():.3g}", f"{own.max():.3g}")
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)
     for line in found.notes:
         print(line)
     print(f"{len(found.images)} images; pictures in {folder}")

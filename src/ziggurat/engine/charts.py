@@ -34,7 +34,7 @@ from ziggurat.tasks.drawing import (
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes
 
-LETTERS = 24  # of a method and its model in a heading
+LETTERS = 20  # of a method and its model in a heading
 FOUND = ("pink", "#ff2fd0")  # no colour of heat
 STYLES = ("-", "--", ":", "-.")  # a model's lines
 PLACES = ("before Conv-1", "after Conv-1", "after instance norm")
@@ -110,7 +110,7 @@ def framed(picture: Image.Image, truth: Tensor, found: Tensor | None = None) -> 
     pen = ImageDraw.Draw(drawn)
     coloured = [(box, "white") for box in truth] + [(found, FOUND[1])] * (found is not None)
     for box, colour in coloured:
-        x0, y0, x1, y1 = (float(side) * scale for side in box)
+        x0, y0, x1, y1 = (round(float(side) * scale) for side in box)
         if x1 - x0 > 4 and y1 - y0 > 4:
             pen.rectangle((x0, y0, x1 - 1, y1 - 1), outline="black", width=5)
             pen.rectangle((x0 + 1, y0 + 1, x1 - 2, y1 - 2), outline=colour, width=3)

@@ -203,8 +203,8 @@ def unknown(
     if not classes:
         some = ", ".join(models[0].classes[:4])
         raise ValueError(
-            f"{listed(missing)} in the data, but {who} knows none of them, only {some} ...: names "
-            "must be the same, but for case, spaces, hyphens and underscores"
+            f"{listed(missing)} in the data: none is known to {who}; {sources[0]} knows {some} ... "
+            "(names must be the same, but for case, spaces, hyphens and underscores)"
         )
     left_out = int((~np.isin(images.found.labels, classes)).sum())
     return [f"{listed(missing)}: not known to {who}, {left_out} objects left out"] * bool(missing)
