@@ -31,7 +31,7 @@ from ziggurat.models.nest import NesT
 
 RESULTS = study.RESULTS / "gradcat.json"
 PAGE = study.ROOT / "docs" / "explain.md"
-SEEDS, STEPS, IMAGES = (0, 1), 600, 200
+SEEDS, STEPS, IMAGES = (0, 1), 350, 60
 SIDE, CELL, SHAPE, NOISE = 32, 8, 6, 0.3  # pixels of an image, a sixteenth, a shape; deviation
 COUNTS = (1, 2, 4)  # shapes an image, when tested
 WAYS = ("pooled, plus", "pooled, minus", "raw, plus", "raw, minus")
