@@ -241,6 +241,11 @@ def test_a_trained_backbone_sees_more_than_an_untrained_one() -> None:
             for arm in (ours, "frozen")
         )
         assert min(trained) > max(untrained) + 5
+        nest, resnet = (
+            [one["measured"]["test"][key] for one in found[f"{kind}_{arm}"]]
+            for arm in ("nest", "resnet")
+        )
+        assert min(nest) > max(resnet)
         runs = [one for arm, runs in found.items() if arm.startswith(kind) for one in runs]
         assert len({one["measured"]["steps"] for one in runs}) == 1
 
