@@ -19,8 +19,6 @@ from typing import Any
 import study
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 import ziggurat
@@ -31,7 +29,7 @@ from ziggurat.models.nest import NesT
 
 RESULTS = study.RESULTS / "gradcat.json"
 PAGE = study.ROOT / "docs" / "explain.md"
-SEEDS, STEPS, IMAGES = (0, 1), 350, 60
+SEEDS, STEPS, IMAGES, KNOWN = (0, 1), 3000, 60, 0.99  # at most so many steps
 SIDE, CELL, SHAPE, NOISE = 32, 8, 6, 0.3  # pixels of an image, a sixteenth, a shape; deviation
 COUNTS = (1, 2, 4)  # shapes an image, when tested
 WAYS = ("pooled, plus", "pooled, minus", "raw, plus", "raw, minus")
@@ -61,21 +59,29 @@ def batch(images: int, count: int, draw: torch.Generator) -> tuple[Tensor, Tenso
     return pictures, classes, places
 
 
-def trained(seed: int, steps: int) -> NesT:
-    """A NesT of three levels that tells the shapes."""
+def trained(seed: int, most: int) -> tuple[NesT, float, int]:
+    """A NesT of three levels that tells the shapes, its accuracy, and the steps it took.
+
+    Trained until it is right of 99 in 100 fresh images: one that knows nothing has no evidence.
+    """
     torch.manual_seed(seed)
     draw = torch.Generator().manual_seed(seed)
     shape: dict[str, Any] = dict(dims=(32, 64, 128), heads=(1, 2, 4), depths=(1, 1, 2))
     model = NesT(SIDE, patch_size=2, num_classes=6, **shape)
-    optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, steps)
-    for _ in track(range(steps), f"seed {seed}", console=Console(stderr=True)):
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
+    accuracy, step = 0.0, 0
+    while accuracy < KNOWN and step < most:
         images, classes, _ = batch(64, 1, draw)
         optimiser.zero_grad()
         F.cross_entropy(model(images), classes[:, 0]).backward()
         optimiser.step()
-        schedule.step()
-    return model.eval()
+        step += 1
+        if step % 50 == 0:
+            images, classes, _ = batch(300, 1, draw)
+            with torch.no_grad():
+                accuracy = float((model(images).argmax(1) == classes[:, 0]).float().mean())
+            print(f"seed {seed}, step {step}: {accuracy:.1%} right", flush=True)
+    return model.eval(), accuracy, step
 
 
 def without(model: NesT, image: Tensor, draw: torch.Generator) -> Tensor:
@@ -171,9 +177,10 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     found = []
     for seed in SEEDS:
-        model = trained(seed, args.steps)
+        model, accuracy, steps = trained(seed, args.steps)
+        about = {"seed": seed, "accuracy": accuracy, "steps": steps}
         found += [
-            {"seed": seed, "shapes": count, **judged(model, count, args.images)} for count in COUNTS
+            {**about, "shapes": count, **judged(model, count, args.images)} for count in COUNTS
         ]
     measured = {"judged": found, "costs": costs()}
     print(f"wrote {results.write(args.out, measured, SEEDS[0])}")
