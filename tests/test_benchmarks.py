@@ -14,6 +14,7 @@ import cifar10  # noqa: E402  (scripts, not a package)
 import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
+import gradcat  # noqa: E402
 import labels  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
@@ -242,3 +243,30 @@ def test_a_trained_backbone_sees_more_than_an_untrained_one() -> None:
         assert min(trained) > max(untrained) + 5
         runs = [one for arm, runs in found.items() if arm.startswith(kind) for one in runs]
         assert len({one["measured"]["steps"] for one in runs}) == 1
+
+
+# GradCAT.
+
+
+def test_the_page_shows_what_was_measured_of_gradcat() -> None:
+    found = json.loads(gradcat.RESULTS.read_text())
+    assert gradcat.markdown(found["measured"]) in gradcat.PAGE.read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    rows = [(row["seed"], row["shapes"]) for row in found["measured"]["judged"]]
+    assert rows == [(seed, count) for seed in gradcat.SEEDS for count in gradcat.COUNTS]
+    assert all(row["accuracy"] >= gradcat.KNOWN for row in found["measured"]["judged"])
+
+
+def test_gradcat_costs_less_than_three_forwards_and_a_backward() -> None:
+    """Of four classes, in the committed figures."""
+    cost = json.loads(gradcat.RESULTS.read_text())["measured"]["costs"]
+    backward = cost["forward and backward"] - cost["forward"]
+    assert cost["four classes"] <= 3 * cost["forward"] + backward
+
+
+def test_a_shape_lies_in_its_sixteenth() -> None:
+    images, classes, places = gradcat.batch(4, 2, torch.Generator().manual_seed(0))
+    assert classes.shape == places.shape == (4, 2)
+    cells = images.unflatten(2, (4, 8)).unflatten(4, (4, 8)).abs().mean((1, 3, 5)).flatten(1)
+    assert cells.topk(2).indices.sort().values.equal(places.sort().values)
