@@ -15,6 +15,7 @@ import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
 import generate  # noqa: E402
+import gradcat  # noqa: E402
 import labels  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
@@ -259,9 +260,36 @@ def test_generators_learn_digits() -> None:
     pace = json.loads(generate.PACE.read_text())["measured"]
     found = study.kept(generate.RESULTS)
     assert {"shuffle", "nearest", "conv3", "conv"} <= found.keys()
-    for name, runs in found.items():
-        for one in runs:
+    for name in generate.ARMS.keys() & found.keys():
+        for one in found[name]:
             fids = [line["test"]["fid"] for line in one["measured"]["history"] if "test" in line]
             assert fids == sorted(fids, reverse=True)
             assert fids[-1] < 0.5 * untrained["conv" if name == "conv" else "shuffle"]["fid"]
             assert one["measured"]["recipe"]["epochs"] == round(generate.EPOCHS / pace[name])
+
+
+# GradCAT.
+
+
+def test_the_page_shows_what_was_measured_of_gradcat() -> None:
+    found = json.loads(gradcat.RESULTS.read_text())
+    assert gradcat.markdown(found["measured"]) in gradcat.PAGE.read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    rows = [(row["seed"], row["shapes"]) for row in found["measured"]["judged"]]
+    assert rows == [(seed, count) for seed in gradcat.SEEDS for count in gradcat.COUNTS]
+    assert all(row["accuracy"] >= gradcat.KNOWN for row in found["measured"]["judged"])
+
+
+def test_gradcat_costs_less_than_three_forwards_and_a_backward() -> None:
+    """Of four classes, in the committed figures."""
+    cost = json.loads(gradcat.RESULTS.read_text())["measured"]["costs"]
+    backward = cost["forward and backward"] - cost["forward"]
+    assert cost["four classes"] <= 3 * cost["forward"] + backward
+
+
+def test_a_shape_lies_in_its_sixteenth() -> None:
+    images, classes, places = gradcat.batch(4, 2, torch.Generator().manual_seed(0))
+    assert classes.shape == places.shape == (4, 2)
+    cells = images.unflatten(2, (4, 8)).unflatten(4, (4, 8)).abs().mean((1, 3, 5)).flatten(1)
+    assert cells.topk(2).indices.sort().values.equal(places.sort().values)

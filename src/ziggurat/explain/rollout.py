@@ -110,13 +110,10 @@ def undefined(model: nn.Module) -> str | None:
 
 
 def strongest(attention: Tensor) -> Tensor:
-    """Without the lowest of each matrix."""
+    """Without the lowest of each matrix; what is as strong as the weakest kept is kept, too."""
     flat = attention.flatten(1)
-    few = int(DROPPED * flat.shape[1])
-    if not few:
-        return attention
-    least = flat.kthvalue(few, dim=1).values
-    return attention.where(attention > least[:, None, None], 0)
+    least = flat.kthvalue(int(DROPPED * flat.shape[1]) + 1, dim=1).values
+    return attention.where(attention >= least[:, None, None], 0)
 
 
 # What a skeleton is made of: numbers are (B, N, 1) in a row, or (B, H, W, 1) on a map.
