@@ -12,7 +12,6 @@ GradCAT answers with its path. Of a map, the quadrant is the one with the most h
 sixteenth, among all sixteen.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,12 +54,11 @@ ARMS = {
 
 
 class Canvas(NamedTuple):
-    """Four digits; each has a class, a cell of its own quadrant, and a box around its strokes."""
+    """Four digits; each has a class and a cell of its own quadrant."""
 
     pixels: np.ndarray  # (SIDE, SIDE, 3)
     classes: tuple[int, ...]  # by quadrant: top left, top right, bottom left, bottom right
     cells: tuple[int, ...]  # of sixteen, row by row
-    boxes: tuple[tuple[int, int, int, int], ...]  # x, y, width, height
 
 
 def canvases(split: str) -> list[Canvas]:
@@ -74,7 +72,7 @@ def canvases(split: str) -> list[Canvas]:
     for _ in range(COUNTS[split]):
         classes = chance.permutation(10)[:4]
         ground = chance.integers(0, 90, (SIDE // 8, SIDE // 8, 3)).repeat(8, 0).repeat(8, 1)
-        cells, boxes = [], []
+        cells = []
         for quadrant, kind in enumerate(classes):
             digit = digits.images[chance.choice(by_class[kind])]
             first = np.array([2 * (quadrant // 2), 2 * (quadrant % 2)])
@@ -85,14 +83,8 @@ def canvases(split: str) -> list[Canvas]:
             part = ground[y : y + CELL, x : x + CELL]
             colour = chance.integers(150, 256, 3)
             part[:] = part * (1 - here[..., None]) + colour * here[..., None]
-            rows, cols = np.flatnonzero((here > 0.3).any(1)), np.flatnonzero((here > 0.3).any(0))
-            boxes.append(
-                (int(x + cols[0]), int(y + rows[0]), int(np.ptp(cols)) + 1, int(np.ptp(rows)) + 1)
-            )
             cells.append(int(row * CELLS + col))
-        found.append(
-            Canvas(ground.astype(np.uint8), tuple(classes.tolist()), tuple(cells), tuple(boxes))
-        )
+        found.append(Canvas(ground.astype(np.uint8), tuple(classes.tolist()), tuple(cells)))
     return found
 
 
@@ -107,27 +99,6 @@ def training_set(folder: Path) -> Path:
         names = [str(i) for i in range(10)]
         save_npz(path, pixels[0], labels[0], pixels[1], labels[1], names)
     return path
-
-
-def with_boxes(folder: Path, count: int) -> Path:
-    """Held-out canvases as files with COCO's annotations, for ``ziggurat localise``."""
-    if (folder / "annotations").exists():
-        return folder
-    (folder / "val").mkdir(parents=True, exist_ok=True)
-    images: list[dict[str, Any]] = []
-    objects: list[dict[str, Any]] = []
-    for i, canvas in enumerate(canvases("test")[:count]):
-        name = f"{i:04}.png"
-        Image.fromarray(canvas.pixels).save(folder / "val" / name)
-        images.append({"id": i, "file_name": name, "width": SIDE, "height": SIDE})
-        for kind, box in zip(canvas.classes, canvas.boxes, strict=True):
-            about = {"id": len(objects) + 1, "image_id": i, "category_id": kind + 1, "iscrowd": 0}
-            objects.append(about | {"bbox": list(box), "area": box[2] * box[3]})
-    known = [{"id": i + 1, "name": str(i)} for i in range(10)]
-    text = json.dumps({"images": images, "annotations": objects, "categories": known})
-    (folder / "annotations").mkdir()
-    (folder / "annotations" / "instances_val.json").write_text(text)
-    return folder
 
 
 def trained(name: str, folder: Path) -> Path:

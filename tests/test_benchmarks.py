@@ -10,7 +10,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import cifar10  # noqa: E402  (scripts, not a package)
+import canvases  # noqa: E402  (scripts, not a package)
+import cifar10  # noqa: E402
 import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
@@ -25,6 +26,7 @@ import study  # noqa: E402
 import video  # noqa: E402
 
 from ziggurat.engine.measure import count  # noqa: E402
+from ziggurat.explain import Explanation, Node  # noqa: E402
 
 
 def test_the_readme_shows_the_results_file() -> None:
@@ -293,3 +295,27 @@ def test_a_shape_lies_in_its_sixteenth() -> None:
     assert classes.shape == places.shape == (4, 2)
     cells = images.unflatten(2, (4, 8)).unflatten(4, (4, 8)).abs().mean((1, 3, 5)).flatten(1)
     assert cells.topk(2).indices.sort().values.equal(places.sort().values)
+
+
+# Canvases.
+
+
+def test_a_canvas_has_each_digit_in_its_own_quadrant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canvases, "COUNTS", {"train": 20, "test": 20})
+    for canvas in canvases.canvases("test"):
+        assert len(set(canvas.classes)) == 4
+        assert [2 * (cell // 8) + cell % 4 // 2 for cell in canvas.cells] == [0, 1, 2, 3]
+        bright = torch.tensor(canvas.pixels).amax(2).unflatten(1, (4, 16)).unflatten(0, (4, 16))
+        strokes = (bright > 100).sum((1, 3)).flatten()  # the ground is darker than 90
+        assert set(strokes.nonzero().flatten().tolist()) == set(canvas.cells)
+
+
+def test_where_an_explanation_points_is_read_off_path_or_map() -> None:
+    heat = torch.zeros(1, 64, 64)
+    heat[0, 16:32, 48:64] = 1  # the second row's last cell, in the quadrant at the top right
+    assert canvases.pointed(Explanation("cam", (3,), heat), 0) == (1, 7)
+    path = (
+        Node(1, (0.5, 0, 1, 0.5), (0, 1, 0, 0), 1),
+        Node(2, (0.75, 0.25, 1, 0.5), (0, 0, 0, 1), 3),
+    )
+    assert canvases.pointed(Explanation("gradcat", (3,), 0 * heat, (path,)), 0) == (1, 7)

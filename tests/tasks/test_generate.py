@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_leaves
 
 from tests.engine.children import child, two
 from tests.engine.small_runs import small
@@ -183,6 +184,10 @@ def test_a_run_that_is_killed_goes_on_with_both_players(features: str, tmp_path:
     assert any("discriminator" in name for name in wanted)
     assert wanted.keys() == found.keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    moments = [tree_leaves(torch.load(end / "optimizer.pt", weights_only=True)) for end in ends]
+    assert len(moments[0]) == len(moments[1])
+    for one, other in zip(*moments, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     wanted, found = (
         load_file(tmp_path / run / "model.safetensors") for run in ("straight", "killed")
     )
