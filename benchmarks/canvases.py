@@ -1,22 +1,28 @@
-"""Is the explanation right? Four objects on a canvas, one of them asked for.
+"""Is an explanation right? Objects on a canvas, whose places are known.
 
     python benchmarks/canvases.py                  # what is missing in benchmarks/results/canvases
 
-Each canvas of 64 x 64 pixels has a real digit of another class in each quadrant, in one of the
-quadrant's four cells of 16 pixels, on a ground of tiles; held-out canvases have digits that no
-canvas of training has. NesT, a ResNet and a DeiT of like cost are trained alike, a canvas' label
-being any one of its four. So an explanation of a class is right or wrong by construction: it points
-to the quadrant of that digit, and there to its sixteenth of the canvas.
+Canvases are 64 x 64 pixels: real digits on a ground of tiles; those held out have digits that no
+canvas of training has. All models are trained alike, on labels alone.
 
-GradCAT answers with its path. Of a map, the quadrant is the one with the most heat, and so is the
-sixteenth, among all sixteen.
+Four: a digit of another class in each quadrant, in one of the quadrant's four cells of 16 pixels;
+the label of a canvas is any one of its four. An explanation of a class is right or wrong by
+construction: it points to the quadrant of that digit, and there to its sixteenth of the canvas.
+GradCAT answers with its path, with the sign as we take it and with the printed one. Of a map, the
+quadrant is the one with the most heat, and so is the sixteenth, among all sixteen.
+
+One: a single digit of 24 to 48 pixels anywhere. Its box is asked for, as `ziggurat localise` does
+it: NesT's Figure 8, right, at small scale.
 """
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import study
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -24,76 +30,127 @@ from sklearn.datasets import load_digits
 
 from ziggurat.data.packed import save_npz
 from ziggurat.engine import results
+from ziggurat.engine.analyse import batch
 from ziggurat.engine.explain import Explainer
+from ziggurat.engine.localise import localise
 from ziggurat.explain import Explanation
+from ziggurat.explain.figures import figure
+from ziggurat.explain.gradcat import levels, traversal
 
 RESULTS = study.RESULTS / "canvases"
-FOUND = RESULTS / "found.json"
+FIGURE = study.ROOT / "docs" / "canvases.png"
 CELL, CELLS = 16, 4  # pixels of a cell, and cells a side
 SIDE = CELL * CELLS
-COUNTS = {"train": 20_000, "test": 1000}
-ASKED = 250  # canvases whose four classes are each explained
+SIDES = (24, 48)  # least and most pixels of a single digit
+COUNTS = {"train": 10_000, "test": 1000}
+ASKED = 250  # held-out canvases that are explained
 EPOCHS, SEED = 4, 0
-METHODS = ("gradcat", "cam", "gradcam++", "groupcam", "rollout")
+DROP = 0.5  # stochastic depth
 SET = [f"img_size={SIDE}", f"epochs={EPOCHS}", "eval_epochs=1000", "workers=0", "crop_padding=2"]
 SET += ["flip=0.0", "label_smoothing=0.0", "batch=64", "lr_per=0"]
-
-
-class Arm(NamedTuple):
-    """One model."""
-
-    about: str
-    recipe: str
-
-
-ARMS = {
-    "nest": Arm("NesT", "nest/cifar10_small"),
-    "resnet": Arm("ResNet", "resnet/cifar10_small"),
-    "deit": Arm("DeiT", "deit/cifar10_small"),
+MODELS: dict[
+    str, tuple[str, list[str]]
+] = {  # the map that is explained: 4 x 4 of NesT and the ResNet, 8 x 8 of DeiT
+    "nest": ("NesT", []),
+    "resnet": ("ResNet", ["model_args={channels=[24,48,96,192],output_stride=16}"]),
+    "deit": ("DeiT", []),
 }
 
 
+class Arm(NamedTuple):
+    """One model on one kind of canvas."""
+
+    model: str
+    about: str = ""
+    drop_path: float = DROP
+
+    @property
+    def title(self) -> str:
+        """For the table."""
+        return MODELS[self.model][0] + self.about
+
+
+ARMS = {
+    "four_nest": Arm("nest"),
+    "four_still": Arm("nest", ", no stochastic depth", 0.0),
+    "one_nest": Arm("nest"),
+    "one_resnet": Arm("resnet"),
+    "one_deit": Arm("deit"),
+}
+
+
+Box = tuple[int, int, int, int]  # x, y, width, height
+
+
 class Canvas(NamedTuple):
-    """Four digits; each has a class and a cell of its own quadrant."""
+    """Digits and where they are."""
 
     pixels: np.ndarray  # (SIDE, SIDE, 3)
-    classes: tuple[int, ...]  # by quadrant: top left, top right, bottom left, bottom right
-    cells: tuple[int, ...]  # of sixteen, row by row
+    classes: tuple[int, ...]  # of four, by quadrant: two at the top, two at the bottom
+    cells: tuple[int, ...] = ()  # of four, each one's of sixteen, row by row
+    box: Box = (0, 0, 0, 0)  # of one
 
 
-def canvases(split: str) -> list[Canvas]:
-    """The canvases of a split; a quarter of the digits is held out."""
-    digits = load_digits()
-    chance = np.random.default_rng(0 if split == "train" else 1)
-    mine = np.arange(len(digits.target)) % 4 != 0
-    mine = mine if split == "train" else ~mine
-    by_class = [np.flatnonzero(mine & (digits.target == c)) for c in range(10)]
-    found = []
-    for _ in range(COUNTS[split]):
-        classes = chance.permutation(10)[:4]
-        ground = chance.integers(0, 90, (SIDE // 8, SIDE // 8, 3)).repeat(8, 0).repeat(8, 1)
-        cells = []
+class Painter:
+    """Grounds, and digits of one split on them: a quarter of all digits is held out."""
+
+    def __init__(self, split: str) -> None:
+        found = load_digits()
+        self.digits = found.images
+        self.chance = np.random.default_rng(0 if split == "train" else 1)
+        held_out = np.arange(len(found.target)) % 4 == 0
+        mine = held_out if split == "test" else ~held_out
+        self.by_class = [np.flatnonzero(mine & (found.target == c)) for c in range(10)]
+
+    def ground(self) -> np.ndarray:
+        """Dark tiles."""
+        return self.chance.integers(0, 90, (SIDE // 8, SIDE // 8, 3)).repeat(8, 0).repeat(8, 1)
+
+    def paint(self, ground: np.ndarray, kind: int, x: int, y: int, side: int) -> Box:
+        """A bright digit of a class, and its box."""
+        digit = self.digits[self.chance.choice(self.by_class[kind])]
+        mark = Image.fromarray((digit * 255 / 16).astype(np.uint8))
+        here = np.asarray(mark.resize((side, side), Image.Resampling.BILINEAR))[..., None] / 255
+        part = ground[y : y + side, x : x + side]
+        part[:] = part * (1 - here) + self.chance.integers(150, 256, 3) * here
+        strokes = np.argwhere(here[..., 0] > 0.3)
+        (top, left), (bottom, right) = strokes.min(0).tolist(), (strokes.max(0) + 1).tolist()
+        return x + left, y + top, right - left, bottom - top
+
+    def four(self) -> Canvas:
+        """A digit a quadrant."""
+        classes = self.chance.permutation(10)[:4].tolist()
+        ground, cells = self.ground(), []
         for quadrant, kind in enumerate(classes):
-            digit = digits.images[chance.choice(by_class[kind])]
             first = np.array([2 * (quadrant // 2), 2 * (quadrant % 2)])
-            row, col = (first + chance.integers(0, 2, 2)).tolist()
-            mark = Image.fromarray((digit * 255 / 16).astype(np.uint8))
-            here = np.asarray(mark.resize((CELL, CELL), Image.Resampling.BILINEAR)) / 255
-            y, x = row * CELL, col * CELL
-            part = ground[y : y + CELL, x : x + CELL]
-            colour = chance.integers(150, 256, 3)
-            part[:] = part * (1 - here[..., None]) + colour * here[..., None]
-            cells.append(int(row * CELLS + col))
-        found.append(Canvas(ground.astype(np.uint8), tuple(classes.tolist()), tuple(cells)))
-    return found
+            row, col = (first + self.chance.integers(0, 2, 2)).tolist()
+            self.paint(ground, kind, col * CELL, row * CELL, CELL)
+            cells.append(row * CELLS + col)
+        return Canvas(ground.astype(np.uint8), tuple(classes), tuple(cells))
+
+    def one(self) -> Canvas:
+        """One digit, of any size, anywhere."""
+        kind, side = int(self.chance.integers(10)), int(self.chance.integers(*SIDES, endpoint=True))
+        x, y = self.chance.integers(0, SIDE - side, 2, endpoint=True).tolist()
+        ground = self.ground()
+        box = self.paint(ground, kind, x, y, side)
+        return Canvas(ground.astype(np.uint8), (kind,), box=box)
 
 
-def training_set(folder: Path) -> Path:
-    """Both splits as one file, a canvas' label being one of its four by chance."""
-    path = folder / "canvases.npz"
+def canvases(kind: str, split: str) -> list[Canvas]:
+    """The canvases of a split; ``kind`` is four or one."""
+    painter = Painter(split)
+    draw = painter.four if kind == "four" else painter.one
+    return [draw() for _ in range(COUNTS[split])]
+
+
+def training_set(kind: str, folder: Path) -> Path:
+    """Both splits as one file, a canvas' label being one of its classes by chance."""
+    path = folder / f"{kind}.npz"
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         chance = np.random.default_rng(2)
-        splits = [canvases(split) for split in COUNTS]
+        splits = [canvases(kind, split) for split in COUNTS]
         pixels = [np.stack([one.pixels for one in made]) for made in splits]
         labels = [np.array([chance.choice(one.classes) for one in made]) for made in splits]
         names = [str(i) for i in range(10)]
@@ -103,12 +160,17 @@ def training_set(folder: Path) -> Path:
 
 def trained(name: str, folder: Path) -> Path:
     """A model that knows canvases."""
-    data = training_set(folder)
-    words = ["train", ARMS[name].recipe, "--data", str(data), "--seed", str(SEED), "--set", *SET]
-    command = f"python benchmarks/canvases.py {name}"
+    arm, kind = ARMS[name], name.partition("_")[0]
+    words = ["train", f"{arm.model}/cifar10_small", "--data", str(training_set(kind, folder))]
+    words += ["--seed", str(SEED), "--set", *SET, *MODELS[arm.model][1]]
+    words += [f"drop_path={arm.drop_path}"]
     out = folder / name
-    study.run(words, out, RESULTS / f"{name}-{SEED}.json", command, needed=True)
+    kept = RESULTS / f"{name}-{SEED}.json"
+    study.run(words, out, kept, f"python benchmarks/canvases.py {name}", needed=True)
     return out
+
+
+# Four.
 
 
 def pointed(found: Explanation, at: int) -> tuple[int, int]:
@@ -123,28 +185,100 @@ def pointed(found: Explanation, at: int) -> tuple[int, int]:
     return int(quarters.argmax()), int(cells.argmax())
 
 
-def judged(model: Explainer, method: str, asked: list[Canvas]) -> dict[str, float]:
-    """How often a method is right, in per cent: for all classes that are there, and known ones."""
-    right: list[tuple[bool, bool, bool]] = []
-    for canvas in track(asked, f"{method}", transient=True):
-        seen = model(Image.fromarray(canvas.pixels), method, canvas.classes)
-        best = {guess.name for guess in seen.top}  # the four likeliest
+def printed_sign(model: Explainer, canvas: Canvas) -> Explanation:
+    """GradCAT as Algorithm 1 prints it: to the lowest product of map and gradient."""
+    maps, logits = levels(model.model, batch(model, Image.fromarray(canvas.pixels)))
+    paths = []
+    for number in canvas.classes:
+        slopes = torch.autograd.grad(logits[0, number], maps, retain_graph=True)
+        heats = [-(a.detach() * g).sum(-1)[0] for a, g in zip(maps, slopes, strict=True)]
+        paths.append(traversal(heats, model.model.strides[1:], (SIDE, SIDE)))
+    return Explanation("gradcat", canvas.classes, torch.zeros(4, SIDE, SIDE), tuple(paths))
+
+
+def judged(
+    model: Explainer, explain: Callable[[Canvas], Explanation], asked: list[Canvas], title: str
+) -> dict[str, float]:
+    """How often a method is right, in per cent, of all classes that are there."""
+    right, known = [], []
+    for canvas in track(asked, title, transient=True):
+        pixels = batch(model, Image.fromarray(canvas.pixels))
+        with torch.inference_mode():
+            best = model.model(pixels)[0].topk(4).indices.tolist()
+        found = explain(canvas)
         for quadrant, (kind, cell) in enumerate(zip(canvas.classes, canvas.cells, strict=True)):
-            where, sixteenth = pointed(seen.found, quadrant)
-            right.append((str(kind) in best, where == quadrant, sixteenth == cell))
-    known = [one for one in right if one[0]]
+            where, sixteenth = pointed(found, quadrant)
+            known.append(kind in best)
+            right.append((where == quadrant, sixteenth == cell))
     return {
-        "known": 100 * len(known) / len(right),
-        "quadrant": 100 * sum(one[1] for one in right) / len(right),
-        "sixteenth": 100 * sum(one[2] for one in right) / len(right),
-        "quadrant_if_known": 100 * sum(one[1] for one in known) / len(known),
-        "sixteenth_if_known": 100 * sum(one[2] for one in known) / len(known),
+        "known": 100 * sum(known) / len(known),
+        "quadrant": 100 * sum(one[0] for one in right) / len(right),
+        "sixteenth": 100 * sum(one[1] for one in right) / len(right),
     }
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def four(folder: Path) -> list[dict[str, Any]]:
+    """Every method of every model of four digits, and a figure of the first canvas."""
+    asked, rows = canvases("four", "test")[:ASKED], []
+    for name, arm in ARMS.items():
+        if not name.startswith("four"):
+            continue
+        model = Explainer(trained(name, folder))
+
+        def by(method: str, model: Explainer = model) -> Callable[[Canvas], Explanation]:
+            return lambda one: model(Image.fromarray(one.pixels), method, one.classes).found
+
+        ways = {method: by(method) for method in model.methods}
+        ways["gradcat, minus"] = lambda one, model=model: printed_sign(model, one)  # type: ignore[misc]
+        for method, explain in ways.items():
+            about = {"about": arm.title, "method": method, "canvases": len(asked)}
+            rows.append(about | judged(model, explain, asked, f"{arm.title}: {method}"))
+        if name == "four_nest":
+            first = model(Image.fromarray(asked[0].pixels), "gradcat", asked[0].classes)
+            figure(first).save(FIGURE)
+    return rows
+
+
+# One.
+
+
+def boxes(folder: Path) -> Path:
+    """The held-out canvases of one digit as COCO has them."""
+    place = folder / "boxes"
+    file = place / "annotations" / "instances_val.json"
+    if file.exists():
+        return place
+    (place / "val").mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    images: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
+    for i, canvas in enumerate(canvases("one", "test")[:ASKED], 1):
+        name = f"{i:04}.png"
+        Image.fromarray(canvas.pixels).save(place / "val" / name)
+        images.append({"id": i, "file_name": name, "width": SIDE, "height": SIDE})
+        about = {"id": i, "image_id": i, "category_id": canvas.classes[0] + 1, "iscrowd": 0}
+        box = {"bbox": list(canvas.box), "area": canvas.box[2] * canvas.box[3]}
+        objects.append(about | box)
+    classes = [{"id": i + 1, "name": str(i)} for i in range(10)]
+    found = {"images": images, "annotations": objects, "categories": classes}
+    file.write_text(json.dumps(found))
+    return place
+
+
+def one(folder: Path) -> list[dict[str, Any]]:
+    """Every method of every model of one digit, at its best threshold."""
+    arms = {name: arm for name, arm in ARMS.items() if name.startswith("one")}
+    runs = {str(trained(name, folder)): arm.title for name, arm in arms.items()}
+    found = localise(list(runs), boxes(folder), steps=0).measured()["rows"]
+    return [{"about": runs[row.pop("model")], **row} for row in found]
+
+
+# Both.
+
+
+def markdown_four(rows: list[dict[str, Any]]) -> str:
     """The table as the README shows it."""
-    lines = ["| model | classes found, % | method | right quadrant, % | right sixteenth, % |"]
+    lines = ["| four digits | found, % | method | right quadrant, % | right sixteenth, % |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for row in rows:
         lines.append(
@@ -154,22 +288,33 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def markdown_one(rows: list[dict[str, Any]]) -> str:
+    """The same of boxes."""
+    lines = ["| one digit | method | box right, % | and class right, % | pointing, % | threshold |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        lines.append(
+            f"| {row['about']} | {row['method']} | **{row['known']:.1f}** | {row['top1']:.1f} | "
+            f"{row['pointing']:.1f} | {row['threshold']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+KINDS = {"four": (four, markdown_four), "one": (one, markdown_one)}
+
+
 def main() -> None:
-    """Train what is missing, explain, then write the table."""
-    parser = study.Parser(__doc__, ARMS, "runs/canvases")
-    args = parser.parsed()
-    rows = []
-    asked = canvases("test")[:ASKED]
-    for name in args.names:
-        explainer = Explainer(trained(name, args.runs))
-        for method in METHODS:
-            if method in explainer.methods:
-                about = {"about": ARMS[name].about, "method": method, "canvases": len(asked)}
-                rows.append(about | judged(explainer, method, asked))
-    if args.names == list(ARMS):
-        results.write(FOUND, rows, SEED)
-        study.update_readme("canvases", markdown(rows))
-    Console().print(markdown(rows))
+    """Train what is missing, explain, then write the tables."""
+    args = study.Parser(__doc__, ARMS, "runs/canvases").parsed()
+    for kind, (measure, markdown) in KINDS.items():
+        if all(name in args.names for name in ARMS if name.startswith(kind)):
+            rows = measure(args.runs)
+            results.write(RESULTS / f"{kind}.json", rows, SEED)
+            study.update_readme(f"canvases {kind}", markdown(rows))
+            Console().print(markdown(rows))
+        else:
+            for name in args.names:
+                trained(name, args.runs)
 
 
 if __name__ == "__main__":

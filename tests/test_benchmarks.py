@@ -302,12 +302,24 @@ def test_a_shape_lies_in_its_sixteenth() -> None:
 
 def test_a_canvas_has_each_digit_in_its_own_quadrant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canvases, "COUNTS", {"train": 20, "test": 20})
-    for canvas in canvases.canvases("test"):
+    for canvas in canvases.canvases("four", "test"):
         assert len(set(canvas.classes)) == 4
         assert [2 * (cell // 8) + cell % 4 // 2 for cell in canvas.cells] == [0, 1, 2, 3]
         bright = torch.tensor(canvas.pixels).amax(2).unflatten(1, (4, 16)).unflatten(0, (4, 16))
         strokes = (bright > 100).sum((1, 3)).flatten()  # the ground is darker than 90
         assert set(strokes.nonzero().flatten().tolist()) == set(canvas.cells)
+
+
+def test_a_single_digit_fills_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canvases, "COUNTS", {"train": 20, "test": 20})
+    for canvas in canvases.canvases("one", "test"):
+        x, y, width, height = canvas.box
+        bright = torch.tensor(canvas.pixels).amax(2) > 130  # strokes; the ground is below 90
+        rows, columns = (bright.any(axis).nonzero() for axis in (1, 0))
+        assert y <= rows.min() < y + 6
+        assert y + height - 6 < rows.max() + 1 <= y + height
+        assert x <= columns.min() < x + 8
+        assert x + width - 8 < columns.max() + 1 <= x + width
 
 
 def test_where_an_explanation_points_is_read_off_path_or_map() -> None:
