@@ -1,38 +1,42 @@
 """Is an explanation right? Objects on a canvas, whose places are known.
 
-    python benchmarks/canvases.py                  # what is missing in benchmarks/results/canvases
+    python benchmarks/canvases.py --seeds 0 1      # both, into benchmarks/results/canvases
 
 Canvases are 64 x 64 pixels: real digits on a ground of tiles; those held out have digits that no
-canvas of training has. All models are trained alike, on labels alone.
+canvas of training has. Models are trained alike, on labels alone.
 
-Four: a digit of another class in each quadrant, in one of the quadrant's four cells of 16 pixels;
-the label of a canvas is any one of its four. An explanation of a class is right or wrong by
-construction: it points to the quadrant of that digit, and there to its sixteenth of the canvas.
-GradCAT answers with its path, with the sign as we take it and with the printed one. Of a map, the
-quadrant is the one with the most heat, and so is the sixteenth, among all sixteen.
+Four: a digit of another class in each quadrant, in one of the quadrant's four cells of 16 pixels. A
+NesT is trained to tell all four (a quarter of the target each). An explanation of a class is right
+or wrong by construction: it points to the quadrant of that digit, and there to its sixteenth of the
+canvas. GradCAT answers with its path, with the sign as we take it and with the printed one. Of a
+map, the quadrant is the one with the most heat, and so is the sixteenth, among all sixteen.
 
 One: a single digit of 24 to 48 pixels anywhere. Its box is asked for, as `ziggurat localise` does
 it: NesT's Figure 8, right, at small scale.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import study
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from sklearn.datasets import load_digits
+from torch import nn
 
+import ziggurat
 from ziggurat.data.packed import save_npz
 from ziggurat.engine import results
 from ziggurat.engine.analyse import batch
 from ziggurat.engine.explain import Explainer
 from ziggurat.engine.localise import localise
+from ziggurat.engine.predict import Classifier
 from ziggurat.explain import Explanation
 from ziggurat.explain.figures import figure
 from ziggurat.explain.gradcat import levels, traversal
@@ -42,42 +46,27 @@ FIGURE = study.ROOT / "docs" / "canvases.png"
 CELL, CELLS = 16, 4  # pixels of a cell, and cells a side
 SIDE = CELL * CELLS
 SIDES = (24, 48)  # least and most pixels of a single digit
-COUNTS = {"train": 10_000, "test": 1000}
+COUNTS = {"train": 8000, "test": 1000}
 ASKED = 250  # held-out canvases that are explained
-EPOCHS, SEED = 4, 0
-DROP = 0.5  # stochastic depth
+EPOCHS, BATCH, RATE, DROP = 4, 64, 1e-3, 0.5  # the last is stochastic depth
+FOUR = {"NesT": DROP, "NesT, no stochastic depth": 0.0}
+PRINTED = "gradcat, minus"
+ONE = {  # the map that is explained is of 4 x 4 for NesT and ResNet, of 8 x 8 for DeiT
+    "NesT": ["nest/cifar10_small"],
+    "ResNet": ["resnet/cifar10_small", "model_args={channels=[24,48,96,192],output_stride=16}"],
+    "DeiT": ["deit/cifar10_small"],
+}
 SET = [f"img_size={SIDE}", f"epochs={EPOCHS}", "eval_epochs=1000", "workers=0", "crop_padding=2"]
-SET += ["flip=0.0", "label_smoothing=0.0", "batch=64", "lr_per=0"]
-MODELS: dict[
-    str, tuple[str, list[str]]
-] = {  # the map that is explained: 4 x 4 of NesT and the ResNet, 8 x 8 of DeiT
-    "nest": ("NesT", []),
-    "resnet": ("ResNet", ["model_args={channels=[24,48,96,192],output_stride=16}"]),
-    "deit": ("DeiT", []),
+SET += ["flip=0.0", "label_smoothing=0.0", f"batch={BATCH}", f"lr={RATE}", "lr_per=0"]
+SET += [f"drop_path={DROP}"]
+COLUMNS = {
+    "four": {
+        "known": "digits told, %",
+        "quadrant": "right quadrant, %",
+        "sixteenth": "right sixteenth, %",
+    },
+    "one": {"known": "box right, %", "top1": "and class right, %", "pointing": "pointing, %"},
 }
-
-
-class Arm(NamedTuple):
-    """One model on one kind of canvas."""
-
-    model: str
-    about: str = ""
-    drop_path: float = DROP
-
-    @property
-    def title(self) -> str:
-        """For the table."""
-        return MODELS[self.model][0] + self.about
-
-
-ARMS = {
-    "four_nest": Arm("nest"),
-    "four_still": Arm("nest", ", no stochastic depth", 0.0),
-    "one_nest": Arm("nest"),
-    "one_resnet": Arm("resnet"),
-    "one_deit": Arm("deit"),
-}
-
 
 Box = tuple[int, int, int, int]  # x, y, width, height
 
@@ -144,33 +133,40 @@ def canvases(kind: str, split: str) -> list[Canvas]:
     return [draw() for _ in range(COUNTS[split])]
 
 
-def training_set(kind: str, folder: Path) -> Path:
-    """Both splits as one file, a canvas' label being one of its classes by chance."""
-    path = folder / f"{kind}.npz"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        chance = np.random.default_rng(2)
-        splits = [canvases(kind, split) for split in COUNTS]
-        pixels = [np.stack([one.pixels for one in made]) for made in splits]
-        labels = [np.array([chance.choice(one.classes) for one in made]) for made in splits]
-        names = [str(i) for i in range(10)]
-        save_npz(path, pixels[0], labels[0], pixels[1], labels[1], names)
-    return path
-
-
-def trained(name: str, folder: Path) -> Path:
-    """A model that knows canvases."""
-    arm, kind = ARMS[name], name.partition("_")[0]
-    words = ["train", f"{arm.model}/cifar10_small", "--data", str(training_set(kind, folder))]
-    words += ["--seed", str(SEED), "--set", *SET, *MODELS[arm.model][1]]
-    words += [f"drop_path={arm.drop_path}"]
-    out = folder / name
-    kept = RESULTS / f"{name}-{SEED}.json"
-    study.run(words, out, kept, f"python benchmarks/canvases.py {name}", needed=True)
-    return out
-
-
 # Four.
+
+
+def trained(drop_path: float, seed: int, train: list[Canvas]) -> Explainer:
+    """A NesT that tells which four digits are there."""
+    torch.manual_seed(seed)
+    model = ziggurat.create_model(
+        "nest_tiny_cifar",
+        img_size=SIDE,
+        patch_size=4,
+        dims=(64, 128, 256),
+        heads=(2, 4, 8),
+        depths=(1, 1, 1),
+        attention="multi_head",
+        drop_path_rate=drop_path,
+    )
+    model.pretrained_cfg["label_names"] = [str(i) for i in range(10)]
+    known = Classifier(model)
+    model.train()
+    pixels = torch.from_numpy(np.stack([one.pixels for one in train])).permute(0, 3, 1, 2)
+    targets = torch.zeros(len(train), 10)
+    targets.scatter_(1, torch.tensor([one.classes for one in train]), 1 / 4)
+    optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.05)
+    epochs = [torch.randperm(len(train)).split(BATCH) for _ in range(EPOCHS)]
+    batches = [at for epoch in epochs for at in epoch]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, len(batches), pct_start=0.1)
+    for at in track(batches, f"training, seed {seed}, drop path {drop_path}", transient=True):
+        images = (pixels[at].float() - known.mean) / known.std
+        optimiser.zero_grad()
+        F.cross_entropy(model(images), targets[at]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+    return Explainer(model.eval())
 
 
 def pointed(found: Explanation, at: int) -> tuple[int, int]:
@@ -196,54 +192,59 @@ def printed_sign(model: Explainer, canvas: Canvas) -> Explanation:
     return Explanation("gradcat", canvas.classes, torch.zeros(4, SIDE, SIDE), tuple(paths))
 
 
-def judged(
-    model: Explainer, explain: Callable[[Canvas], Explanation], asked: list[Canvas], title: str
-) -> dict[str, float]:
+def judged(model: Explainer, method: str, asked: list[Canvas]) -> dict[str, float]:
     """How often a method is right, in per cent, of all classes that are there."""
-    right, known = [], []
-    for canvas in track(asked, title, transient=True):
-        pixels = batch(model, Image.fromarray(canvas.pixels))
+    right: dict[str, list[bool]] = {key: [] for key in COLUMNS["four"]}
+    for canvas in track(asked, method, transient=True):
+        picture = Image.fromarray(canvas.pixels)
         with torch.inference_mode():
-            best = model.model(pixels)[0].topk(4).indices.tolist()
-        found = explain(canvas)
+            best = model.model(batch(model, picture))[0].topk(4).indices.tolist()
+        if method == PRINTED:
+            found = printed_sign(model, canvas)
+        else:
+            found = model(picture, method, canvas.classes).found
         for quadrant, (kind, cell) in enumerate(zip(canvas.classes, canvas.cells, strict=True)):
             where, sixteenth = pointed(found, quadrant)
-            known.append(kind in best)
-            right.append((where == quadrant, sixteenth == cell))
-    return {
-        "known": 100 * sum(known) / len(known),
-        "quadrant": 100 * sum(one[0] for one in right) / len(right),
-        "sixteenth": 100 * sum(one[1] for one in right) / len(right),
-    }
+            right["known"].append(kind in best)
+            right["quadrant"].append(where == quadrant)
+            right["sixteenth"].append(sixteenth == cell)
+    return {key: 100 * sum(cases) / len(cases) for key, cases in right.items()}
 
 
-def four(folder: Path) -> list[dict[str, Any]]:
-    """Every method of every model of four digits, and a figure of the first canvas."""
-    asked, rows = canvases("four", "test")[:ASKED], []
-    for name, arm in ARMS.items():
-        if not name.startswith("four"):
-            continue
-        model = Explainer(trained(name, folder))
-
-        def by(method: str, model: Explainer = model) -> Callable[[Canvas], Explanation]:
-            return lambda one: model(Image.fromarray(one.pixels), method, one.classes).found
-
-        ways = {method: by(method) for method in model.methods}
-        ways["gradcat, minus"] = lambda one, model=model: printed_sign(model, one)  # type: ignore[misc]
-        for method, explain in ways.items():
-            about = {"about": arm.title, "method": method, "canvases": len(asked)}
-            rows.append(about | judged(model, explain, asked, f"{arm.title}: {method}"))
-        if name == "four_nest":
-            first = model(Image.fromarray(asked[0].pixels), "gradcat", asked[0].classes)
-            figure(first).save(FIGURE)
+def four(seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Every method of every NesT, and a figure of the first canvas."""
+    train, asked = canvases("four", "train"), canvases("four", "test")[:ASKED]
+    rows = []
+    for seed in seeds:
+        for about, drop_path in FOUR.items():
+            model = trained(drop_path, seed, train)
+            for method in (*model.methods, PRINTED):
+                found = judged(model, method, asked)
+                rows.append({"about": about, "seed": seed, "method": method} | found)
+                print(rows[-1], flush=True)
+            if seed == seeds[0] and drop_path:
+                first = asked[0]
+                figure(model(Image.fromarray(first.pixels), "gradcat", first.classes)).save(FIGURE)
     return rows
 
 
 # One.
 
 
+def training_set(folder: Path) -> Path:
+    """Both splits as one file."""
+    path = folder / "one.npz"
+    if not path.exists():
+        splits = [canvases("one", split) for split in COUNTS]
+        pixels = [np.stack([one.pixels for one in made]) for made in splits]
+        labels = [np.array([one.classes[0] for one in made]) for made in splits]
+        names = [str(i) for i in range(10)]
+        save_npz(path, pixels[0], labels[0], pixels[1], labels[1], names)
+    return path
+
+
 def boxes(folder: Path) -> Path:
-    """The held-out canvases of one digit as COCO has them."""
+    """The held-out canvases as COCO has them."""
     place = folder / "boxes"
     file = place / "annotations" / "instances_val.json"
     if file.exists():
@@ -257,64 +258,56 @@ def boxes(folder: Path) -> Path:
         Image.fromarray(canvas.pixels).save(place / "val" / name)
         images.append({"id": i, "file_name": name, "width": SIDE, "height": SIDE})
         about = {"id": i, "image_id": i, "category_id": canvas.classes[0] + 1, "iscrowd": 0}
-        box = {"bbox": list(canvas.box), "area": canvas.box[2] * canvas.box[3]}
-        objects.append(about | box)
+        objects.append(about | {"bbox": canvas.box, "area": canvas.box[2] * canvas.box[3]})
     classes = [{"id": i + 1, "name": str(i)} for i in range(10)]
     found = {"images": images, "annotations": objects, "categories": classes}
     file.write_text(json.dumps(found))
     return place
 
 
-def one(folder: Path) -> list[dict[str, Any]]:
-    """Every method of every model of one digit, at its best threshold."""
-    arms = {name: arm for name, arm in ARMS.items() if name.startswith("one")}
-    runs = {str(trained(name, folder)): arm.title for name, arm in arms.items()}
-    found = localise(list(runs), boxes(folder), steps=0).measured()["rows"]
-    return [{"about": runs[row.pop("model")], **row} for row in found]
+def one(seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
+    """Every method of every model, at its best threshold."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in seeds:
+        runs = {}
+        for about, (recipe, *args) in ONE.items():
+            words = ["train", recipe, "--data", str(training_set(folder)), "--seed", str(seed)]
+            out = folder / f"{about.lower()}-{seed}"
+            kept = RESULTS / f"{out.name}.json"
+            command = f"python benchmarks/canvases.py one --seeds {seed}"
+            study.run([*words, "--set", *SET, *args], out, kept, command, needed=True)
+            runs[str(out)] = about
+        found = localise(list(runs), boxes(folder), steps=0).measured()["rows"]
+        rows += [{"about": runs[row.pop("model")], "seed": seed, **row} for row in found]
+    return rows
 
 
 # Both.
 
 
-def markdown_four(rows: list[dict[str, Any]]) -> str:
-    """The table as the README shows it."""
-    lines = ["| four digits | found, % | method | right quadrant, % | right sixteenth, % |"]
-    lines.append("| --- | --- | --- | --- | --- |")
+def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
+    """As the README shows it: a row a model and method, the mean and deviation of its seeds."""
+    columns = COLUMNS[kind]
+    lines = [f"| {kind} | method | {' | '.join(columns.values())} |"]
+    lines.append("| --- | --- |" + " --- |" * len(columns))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        lines.append(
-            f"| {row['about']} | {row['known']:.1f} | {row['method']} | "
-            f"**{row['quadrant']:.1f}** | **{row['sixteenth']:.1f}** |"
-        )
+        groups.setdefault((row["about"], row["method"]), []).append(row)
+    for (about, method), own in groups.items():
+        cells = [study.spread([row[key] for row in own]) for key in columns]
+        lines.append(f"| {about} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def markdown_one(rows: list[dict[str, Any]]) -> str:
-    """The same of boxes."""
-    lines = ["| one digit | method | box right, % | and class right, % | pointing, % | threshold |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        lines.append(
-            f"| {row['about']} | {row['method']} | **{row['known']:.1f}** | {row['top1']:.1f} | "
-            f"{row['pointing']:.1f} | {row['threshold']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-KINDS = {"four": (four, markdown_four), "one": (one, markdown_one)}
 
 
 def main() -> None:
     """Train what is missing, explain, then write the tables."""
-    args = study.Parser(__doc__, ARMS, "runs/canvases").parsed()
-    for kind, (measure, markdown) in KINDS.items():
-        if all(name in args.names for name in ARMS if name.startswith(kind)):
-            rows = measure(args.runs)
-            results.write(RESULTS / f"{kind}.json", rows, SEED)
-            study.update_readme(f"canvases {kind}", markdown(rows))
-            Console().print(markdown(rows))
-        else:
-            for name in args.names:
-                trained(name, args.runs)
+    args = study.Parser(__doc__, COLUMNS, "runs/canvases").parsed()
+    for kind in args.names:
+        rows = four(args.seeds) if kind == "four" else one(args.seeds, args.runs)
+        results.write(RESULTS / f"{kind}.json", rows, args.seeds[0])
+        study.update_readme(f"canvases {kind}", markdown(kind, rows))
+        Console().print(markdown(kind, rows))
 
 
 if __name__ == "__main__":
