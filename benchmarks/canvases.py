@@ -136,9 +136,13 @@ def canvases(kind: str, split: str) -> list[Canvas]:
 # Four.
 
 
-def trained(drop_path: float, seed: int, train: list[Canvas]) -> Explainer:
+def trained(drop_path: float, seed: int, folder: Path) -> Explainer:
     """A NesT that tells which four digits are there."""
+    out = folder / f"four-{drop_path}-{seed}"
+    if out.exists():
+        return Explainer(out)
     torch.manual_seed(seed)
+    train = canvases("four", "train")
     model = ziggurat.create_model(
         "nest_tiny_cifar",
         img_size=SIDE,
@@ -149,7 +153,8 @@ def trained(drop_path: float, seed: int, train: list[Canvas]) -> Explainer:
         attention="multi_head",
         drop_path_rate=drop_path,
     )
-    model.pretrained_cfg["label_names"] = [str(i) for i in range(10)]
+    config = {"input_size": (3, SIDE, SIDE), "crop_pct": 1.0}
+    model.pretrained_cfg |= config | {"label_names": [str(i) for i in range(10)]}
     known = Classifier(model)
     model.train()
     pixels = torch.from_numpy(np.stack([one.pixels for one in train])).permute(0, 3, 1, 2)
@@ -166,7 +171,8 @@ def trained(drop_path: float, seed: int, train: list[Canvas]) -> Explainer:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-    return Explainer(model.eval())
+    ziggurat.save_pretrained(model, out)
+    return Explainer(out)
 
 
 def pointed(found: Explanation, at: int) -> tuple[int, int]:
@@ -211,13 +217,12 @@ def judged(model: Explainer, method: str, asked: list[Canvas]) -> dict[str, floa
     return {key: 100 * sum(cases) / len(cases) for key, cases in right.items()}
 
 
-def four(seeds: Sequence[int]) -> list[dict[str, Any]]:
+def four(seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """Every method of every NesT, and a figure of the first canvas."""
-    train, asked = canvases("four", "train"), canvases("four", "test")[:ASKED]
-    rows = []
+    asked, rows = canvases("four", "test")[:ASKED], []
     for seed in seeds:
         for about, drop_path in FOUR.items():
-            model = trained(drop_path, seed, train)
+            model = trained(drop_path, seed, folder)
             for method in (*model.methods, PRINTED):
                 found = judged(model, method, asked)
                 rows.append({"about": about, "seed": seed, "method": method} | found)
@@ -304,7 +309,7 @@ def main() -> None:
     """Train what is missing, explain, then write the tables."""
     args = study.Parser(__doc__, COLUMNS, "runs/canvases").parsed()
     for kind in args.names:
-        rows = four(args.seeds) if kind == "four" else one(args.seeds, args.runs)
+        rows = (four if kind == "four" else one)(args.seeds, args.runs)
         results.write(RESULTS / f"{kind}.json", rows, args.seeds[0])
         study.update_readme(f"canvases {kind}", markdown(kind, rows))
         Console().print(markdown(kind, rows))
