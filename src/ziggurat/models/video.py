@@ -105,8 +105,9 @@ class SpaceTime(nn.Module):
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
-        """As of the image model."""
-        return {INNER + name for name in self.image_model.no_weight_decay()}
+        """As of the image model; timm's convnets do not say."""
+        spared = getattr(self.image_model, "no_weight_decay", set)()
+        return {INNER + name for name in spared}
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def group_matcher(self, coarse: bool = False) -> Any:
