@@ -5,8 +5,10 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
+
+from ziggurat.layers.linear import Linear, Mlp, linear
 
 
 def head_width(dim: int, heads: int) -> int:
@@ -32,8 +34,8 @@ class Attention(nn.Module):
         self.heads = heads
         self.kv_heads = kv_heads or heads
         self.head_dim = head_width(dim, heads)
-        self.qkv = nn.Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); ``bias`` goes onto the logits, (B or 1, heads or 1, N or 1, N).
@@ -44,8 +46,8 @@ class Attention(nn.Module):
         B, N, C = x.shape
         if asked is not None:
             own, others = self.qkv.weight[:C], self.qkv.weight[C:]
-            q = F.linear(asked, own, self.qkv.bias[:C]).unflatten(2, (self.heads, self.head_dim))
-            both = F.linear(x, others, self.qkv.bias[C:]).view(B, N, 2, -1, self.head_dim)
+            q = linear(asked, own, self.qkv.bias[:C]).unflatten(2, (self.heads, self.head_dim))
+            both = linear(x, others, self.qkv.bias[C:]).view(B, N, 2, -1, self.head_dim)
             k, v = (t.expand(B, N, self.heads, self.head_dim) for t in both.unbind(2))
         elif self.kv_heads == self.heads:
             q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).unbind(2)
@@ -94,14 +96,14 @@ class Block(nn.Module):
         attention: nn.Module,
         drop_path: float = 0.0,
         mlp_ratio: float = 4.0,
-        act: type[nn.Module] = nn.GELU,
+        gelu: str = "none",
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), gelu)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, *context: object) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import GELUTanh
 from torch import Tensor, nn
 
 from ziggurat.layers.attention import Attention, Block, head_width
@@ -183,7 +182,7 @@ class TokenGenerator(Generator):
         for i, (width, depth) in enumerate(zip(self.dims, depths, strict=True)):
             side = SIDE * 2**i
             layers: list[nn.Module] = [
-                Block(width, Attention(width, heads), act=GELUTanh, eps=EPS) for _ in range(depth)
+                Block(width, Attention(width, heads), gelu="tanh", eps=EPS) for _ in range(depth)
             ]
             self.stages.append(Level(nn.Identity(), width, (side, side), block or side, layers))
         self.norm = nn.LayerNorm(self.dims[-1], eps=EPS) if norm else nn.Identity()

@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from ziggurat.layers import windows
 from ziggurat.layers.attention import Attention, Block, drop_path_rates
+from ziggurat.layers.linear import Linear, Mlp, linear
 from ziggurat.layers.position import GridPosition, RelativeBias
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, init_weights
 
@@ -89,7 +90,7 @@ class PatchEmbed(nn.Module):
         if ids is not None:
             x = x[torch.arange(B, device=x.device)[:, None], ids // cols, ids % cols]
         x = x.reshape(B, -1, cells, cells, channels * patch * patch)
-        return self.norm(nn.functional.linear(x, self.proj.weight.flatten(1), self.proj.bias))
+        return self.norm(linear(x, self.proj.weight.flatten(1), self.proj.bias))
 
 
 class PatchMerge(nn.Module):
@@ -98,7 +99,7 @@ class PatchMerge(nn.Module):
     def __init__(self, dim_in: int, dim: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * dim_in, eps=EPS)
-        self.reduction = nn.Linear(4 * dim_in, dim, bias=False)
+        self.reduction = Linear(4 * dim_in, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, units, 2 n, 2 n, C) -> (B, units, n, n, dim)."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import get_act_layer
 from torch import Tensor, nn
 
 from ziggurat.layers import windows
@@ -27,6 +26,7 @@ from ziggurat.layers.attention import (
     heads_together,
 )
 from ziggurat.layers.convolution import Conv
+from ziggurat.layers.linear import Linear
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, pair, per_stage
 
@@ -72,7 +72,7 @@ class PatchMerge(nn.Module):
     def __init__(self, dim_in: int, dim: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * dim_in, eps=EPS)
-        self.linear = nn.Linear(4 * dim_in, dim, bias=False)
+        self.linear = Linear(4 * dim_in, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
@@ -94,10 +94,10 @@ class QueryDown(nn.Module):
         self.heads, self.block = heads, block
         head_width(dim, heads)
         self.norm = nn.LayerNorm(dim_in, eps=EPS)
-        self.q = nn.Linear(dim_in, dim)
-        self.kv = nn.Linear(dim_in, 2 * dim)
-        self.proj = nn.Linear(dim, dim)
-        self.skip = nn.Linear(dim_in, dim) if dim_in != dim else nn.Identity()
+        self.q = Linear(dim_in, dim)
+        self.kv = Linear(dim_in, 2 * dim)
+        self.proj = Linear(dim, dim)
+        self.skip = Linear(dim_in, dim) if dim_in != dim else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
@@ -270,7 +270,9 @@ class NesT(Backbone):
         self.patch_size = patch_size
         choice(attention, ("multi_head", "multi_query"), "attention")
         choice(pad_type, ("same", ""), "pad_type")
-        act = get_act_layer(choice(act_layer, ("gelu_tanh", "gelu"), "act_layer"))
+        gelu = {"gelu_tanh": "tanh", "gelu": "none"}[
+            choice(act_layer, ("gelu_tanh", "gelu"), "act_layer")
+        ]
         rates = drop_path_rates(drop_path_rate, depths)
         grid = [math.ceil(side / patch_size) for side in pair(img_size)]
         block = math.ceil(min(grid) / 2 ** (levels - 1))
@@ -285,7 +287,8 @@ class NesT(Backbone):
                 )
             kv_heads = 1 if attention == "multi_query" else head
             layers: list[nn.Module] = [
-                Block(dim, Attention(dim, head, kv_heads), drop, act=act, eps=EPS) for drop in drops
+                Block(dim, Attention(dim, head, kv_heads), drop, gelu=gelu, eps=EPS)
+                for drop in drops
             ]
             size = math.ceil(grid[0] / 2**i), math.ceil(grid[1] / 2**i)
             self.stages.append(Level(down, dim, size, block, layers))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ziggurat.layers.attention import Block, drop_path_rates, head_width, heads_together
 from ziggurat.layers.convolution import Conv
+from ziggurat.layers.linear import Linear
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_stage
 
@@ -156,8 +157,8 @@ class EMSA(nn.Module):
         self.heads = heads
         self.scale = head_width(dim, heads) ** -0.5
         self.reduction = reduction
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
+        self.q = Linear(dim, dim)
+        self.kv = Linear(dim, 2 * dim)
         self.sr: nn.Module = nn.Identity()
         self.sr_norm: nn.Module = nn.Identity()
         if reduction > 1:
@@ -166,7 +167,7 @@ class EMSA(nn.Module):
         self.mix = HeadMix(heads) if mix and heads > 1 else None
         self.up = nn.Conv2d(dim, reduction**2 * dim, 3, padding=1, groups=dim) if up else None
         self.up_norm = nn.LayerNorm(dim, eps=eps) if up else None
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         """(B, N, C) -> (B, N, C) for N = height * width."""
