@@ -1,7 +1,8 @@
 """What the verbs share: how one is added, and how numbers are taken and shown."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 BAR = "█"
 
@@ -14,3 +15,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"takes a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+@contextmanager
+def progress(words: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        line = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(line, completed=done, total=total)
