@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 BAR = "█"
+BACKENDS = ("eager", "compile", "onnx", "openvino")  # of ziggurat.engine.backends
+CHECKPOINT = "a run's folder (also its best/), a hub id, or NAME:WEIGHTS (timm/resnet50:published)"
 
 Run = Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
 Verb = Callable[[Run, str], argparse.ArgumentParser]  # adds one, with an example that names it
