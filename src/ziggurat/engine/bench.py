@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 TURN = 0.2  # seconds: as many passes as fit are one turn, and at least one is
 MOST = 100  # passes of a turn
 REST = 0.02  # seconds between turns, in which the threads of the last one stop to spin
-SIDES = {"cpu": (1024, 1536, 2048, 3072), "cuda": (4096, 8192)}  # of the products of the peak
+SIDES = {"cpu": (1024, 1536, 2048), "cuda": (4096, 8192)}  # of the products of the peak
 LR = 1e-4  # of a training step: its value costs nothing
 
 
