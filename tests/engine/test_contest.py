@@ -79,7 +79,7 @@ def test_pretraining_leaves_hidden_units_out_where_the_model_can() -> None:
 def test_twins_have_the_same_weights() -> None:
     notes: list[str] = []
     names = ["nest_tiny", "timm/nest_tiny"]
-    ours, theirs = entries(names, 32, Wanted(names, peers=True), notes)
+    ours, theirs = entries(names, 32, Wanted(names), notes)
     assert ours.options
     assert not theirs.options
     assert ours.cost.macs == theirs.cost.macs

@@ -117,8 +117,7 @@ def entries(
     """The models for one size, counted; twins have the same weights."""
     found = []
     for name in names:
-        twin = peers.TWINS.get(name) if wanted.peers else None
-        options = dict(peers.TIMMS) if twin in names else {}
+        options = dict(peers.TIMMS) if peers.TWINS.get(name) in names else {}
         try:
             model = peers.build(name, size, **options)
             own = side_of(model)
@@ -133,7 +132,7 @@ def entries(
         found.append(Entry(name, model, counts, size or own, options, top1))
     by_name = {entry.name: entry for entry in found}
     for name, twin in peers.TWINS.items():
-        if wanted.peers and wanted.mode != "pretrain" and {name, twin} <= by_name.keys():
+        if wanted.mode != "pretrain" and {name, twin} <= by_name.keys():
             ours, theirs = by_name[name], by_name[twin]
             difference = peers.share_weights(ours.model, theirs.model, ours.size)
             notes.append(
