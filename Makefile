@@ -33,7 +33,7 @@ slow: .venv/.test
 	$(BIN)/pytest -m slow
 
 bench: .venv/.test
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/ziggurat bench nest_tiny hvt_s_1 rest_small hivit_tiny regionvit_s --peers
 
 .venv/.demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -13,9 +13,8 @@ digits: they do not compare with those of more images.
 """
 
 import json
-import statistics
-import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +25,9 @@ from rich.console import Console
 from rich.progress import track
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ziggurat.cli.verb import progress
 from ziggurat.data.images import open_images
-from ziggurat.engine import results
+from ziggurat.engine import bench, results
 from ziggurat.engine.measure import count
 from ziggurat.models.generators import create_generator
 from ziggurat.tasks.augment import collate
@@ -115,18 +115,16 @@ def pace(rounds: int) -> dict[str, float]:
     played = games()
     samples = played["shuffle"].train_samples()
     batch = collate([samples.make(i) for i in range(BATCH)])
-    spent: dict[str, list[float]] = {name: [] for name in played}
-    for _ in track(range(rounds + 1), "pace", transient=True):
-        for name, game in played.items():
-            start = time.perf_counter()
-            for player in game.players:
-                game(batch, player)["loss"].backward()
-            spent[name].append(time.perf_counter() - start)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(own[1:], spent["shuffle"][1:], strict=True))
-        for name, own in spent.items()
-    }
-    return {name: round(ratio, 3) for name, ratio in ratios.items()}
+
+    def play(game: Generate) -> None:
+        for player in game.players:
+            game(batch, player)["loss"].backward()
+
+    with progress("pace") as tick:
+        runs = {name: partial(play, game) for name, game in played.items()}
+        spent = bench.interleaved(runs, rounds, tick)
+    ratios = {name: bench.ratio(own, spent["shuffle"]) for name, own in spent.items()}
+    return {name: ratio.rounded().middle for name, ratio in ratios.items()}
 
 
 def untrained() -> dict[str, Any]:

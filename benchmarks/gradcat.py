@@ -11,9 +11,8 @@ them (raw) or where they are pooled.
 
 import argparse
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import study
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ziggurat
-from ziggurat.engine import results
+from ziggurat.engine import bench, results
 from ziggurat.explain import explain
 from ziggurat.explain.gradcat import levels, traversal
 from ziggurat.models.nest import NesT
@@ -134,27 +133,19 @@ def judged(model: NesT, count: int, images: int) -> dict[str, dict[str, float]]:
     }
 
 
-def seconds(run: Callable[[], object], rounds: int = 5) -> float:
-    """The best of some rounds."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-
 def costs() -> dict[str, float]:
     """NesT-T at 224 pixels, one image, on one thread."""
     torch.set_num_threads(1)
     model = ziggurat.create_model("nest_tiny").eval()
     image = torch.randn(1, 3, 224, 224)
-    return {
-        "forward": seconds(torch.no_grad()(lambda: model(image))),
-        "forward and backward": seconds(lambda: model(image)[0, 0].backward()),
-        "one class": seconds(lambda: explain(model, image, [0], "gradcat")),
-        "four classes": seconds(lambda: explain(model, image, range(4), "gradcat")),
+    runs: dict[str, bench.Run] = {
+        "forward": torch.no_grad()(lambda: model(image)),
+        "forward and backward": lambda: model(image)[0, 0].backward(),
+        "one class": lambda: explain(model, image, [0], "gradcat"),
+        "four classes": lambda: explain(model, image, range(4), "gradcat"),
     }
+    spent = bench.interleaved(runs, 5)
+    return {name: min(turn.seconds for turn in turns) for name, turns in spent.items()}
 
 
 def markdown(measured: dict[str, Any]) -> str:

@@ -8,8 +8,6 @@ real augmentation in worker processes.
 """
 
 import argparse
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from ziggurat.cli.verb import progress
+from ziggurat.engine import bench, results
 from ziggurat.engine import recipe as recipes
-from ziggurat.engine import results
 from ziggurat.engine.processes import accelerator
 from ziggurat.engine.train import Loop, build
 
@@ -57,21 +56,16 @@ def overhead(recipe: recipes.Recipe, rounds: int) -> list[float]:
     """Our step's time over the bare one's, minus 1, for each round."""
     ours = Loop(recipe, None, accelerator("fp32"))
     bare = Bare(recipe)
-    batches = ours.batches(rounds + 2)
-    found = []
-    for i in track(range(rounds + 2), "steps", transient=True):
-        parts = next(batches)
-        spent = {}
-        for which in ("ours", "bare") if i % 2 else ("bare", "ours"):
-            began = time.perf_counter()
-            if which == "ours":
-                ours.train_step(parts)
-            else:
-                bare.step(parts[0])
-            spent[which] = time.perf_counter() - began
-        if i >= 2:  # the first ones allocate
-            found.append(spent["ours"] / spent["bare"] - 1)
-    return found
+    batches = list(ours.batches(rounds + 2))  # two of them to warm up
+    own, others = iter(batches), iter(batches)
+    runs: dict[str, bench.Run] = {
+        "ours": lambda: ours.train_step(next(own)),
+        "bare": lambda: bare.step(next(others)[0]),
+    }
+    with progress("steps") as tick:
+        spent = bench.interleaved(runs, rounds, tick, turn=0)
+    pairs = zip(spent["ours"], spent["bare"], strict=True)
+    return [a.seconds / b.seconds - 1 for a, b in pairs]
 
 
 def waiting(recipe: recipes.Recipe, steps: int) -> tuple[float, float]:
@@ -99,7 +93,7 @@ def main() -> None:
         args.recipe,  # no workers: they would take turns with the two loops, not with one
         changes={**given, **never, "ema": None, "clip_grad": None, "workers": 0},
     )
-    low, middle, high = statistics.quantiles(overhead(plain, args.rounds), n=4)
+    low, middle, high = bench.spread(overhead(plain, args.rounds))
     share, speed = waiting(recipes.load(args.recipe, changes=given | never), args.rounds)
     table = Table(title=f"{args.recipe}: {args.rounds} steps of {plain.batch} images")
     table.add_column("what")

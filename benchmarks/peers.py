@@ -1,64 +1,34 @@
-"""Our models against those of the libraries users have now, in one interleaved run.
+"""Our models against those of the libraries users have now, a pair at a time, by turns.
 
     python benchmarks/peers.py                  # all pairs, into benchmarks/results/peers.json
     python benchmarks/peers.py nest_tiny --rounds 20
 
-Times on a shared machine wander; a ratio of two runs side by side does not. Each round runs ours
-and the peer's once, in turn; what is printed is the median of the rounds' ratios and their middle
-half. Memory is what tensors take at the step's peak beyond weights and images: exact, not sampled.
+Timed as everything is (``ziggurat.engine.bench``), two models alone by turns. A model that is the
+same has the same weights, and outputs are compared first. ``ziggurat bench --peers`` measures many
+at once. Memory is what tensors take at the peak beyond weights, optimiser and images: exact, not
+sampled.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import study
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 
 import ziggurat
-from ziggurat.engine import results
+from ziggurat.cli.verb import progress
+from ziggurat.engine import bench, results
 from ziggurat.engine.measure import count, peak_memory
+from ziggurat.engine.peers import TIMMS, build, share_weights
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
-MODES = {"infer": "inference", "train": "training step"}
 SEED = 0
-
-
-def vit_pytorch_nest() -> nn.Module:
-    """vit-pytorch's NesT-T."""
-    from vit_pytorch.nest import NesT
-
-    return NesT(
-        image_size=224,
-        patch_size=4,
-        dim=96,
-        heads=3,
-        num_hierarchies=3,
-        block_repeats=(2, 2, 8),
-        num_classes=1000,
-    )
-
-
-def vit_pytorch_regionvit(*dims: int) -> nn.Module:
-    """vit-pytorch's RegionViT-Ti or -S."""
-    from vit_pytorch.regionvit import RegionViT
-
-    return RegionViT(
-        dim=dims,
-        depth=(2, 2, 8, 2),
-        window_size=7,
-        num_classes=1000,
-        tokenize_local_3_conv=True,
-        use_peg=False,
-    )
 
 
 class Pair(NamedTuple):
@@ -76,55 +46,32 @@ class Pair(NamedTuple):
         return ziggurat.create_model(self.ours, **self.overrides)
 
 
-TIMMS = dict(act_layer="gelu", pad_type="")  # timm's GELU and padding
+def theirs(name: str, **options: Any) -> Callable[[], nn.Module]:
+    """Another library's model of that name."""
+    return lambda: build(name, **options)
 
 
-def timm(name: str, **options: Any) -> Callable[[], nn.Module]:
-    """timm's model of that name."""
-    return lambda: ziggurat.create_model(f"timm/{name}", **options)
-
-
+PLAIN: dict[str, Any] = dict(class_token=False, global_pool="avg", fc_norm=False)
 PAIRS = [
-    Pair("nest_tiny", "timm", timm("nest_tiny"), overrides=TIMMS),
-    Pair("nest_base", "timm", timm("nest_base"), overrides=TIMMS),
-    Pair("nest_tiny", "vit-pytorch", vit_pytorch_nest, same=False),
-    Pair(
-        "regionvit_ti", "vit-pytorch", lambda: vit_pytorch_regionvit(64, 128, 256, 512), same=False
-    ),
-    Pair(
-        "regionvit_s", "vit-pytorch", lambda: vit_pytorch_regionvit(96, 192, 384, 768), same=False
-    ),
+    Pair("nest_tiny", "timm", theirs("timm/nest_tiny"), overrides=dict(TIMMS)),
+    Pair("nest_base", "timm", theirs("timm/nest_base"), overrides=dict(TIMMS)),
+    Pair("nest_tiny", "vit-pytorch", theirs("vit-pytorch/nest_tiny"), same=False),
+    Pair("regionvit_ti", "vit-pytorch", theirs("vit-pytorch/regionvit_ti"), same=False),
+    Pair("regionvit_s", "vit-pytorch", theirs("vit-pytorch/regionvit_s"), same=False),
     Pair(
         "hvt_s_0",
         "timm's DeiT-S without class token",
-        timm("deit_small_patch16_224", class_token=False, global_pool="avg"),
+        theirs("timm/deit_small_patch16_224", **PLAIN),
     ),
 ]
-
-
-def step(model: nn.Module, images: torch.Tensor, train: bool) -> None:
-    """One forward pass, or one forward and backward."""
-    if train:
-        model.train()
-        model(images).square().mean().backward()
-        model.zero_grad(set_to_none=True)
-    else:
-        model.eval()
-        with torch.inference_mode():
-            model(images)
-
-
-def seconds(model: nn.Module, images: torch.Tensor, train: bool) -> float:
-    """How long one step takes."""
-    start = time.perf_counter()
-    step(model, images, train)
-    return time.perf_counter() - start
 
 
 def measure(pair: Pair, batch: int, rounds: int) -> list[dict[str, Any]]:
     """One pair: inference and training."""
     torch.manual_seed(SEED)
     ours, peer = pair.build_ours(), pair.build()
+    if pair.same:
+        share_weights(ours, peer, 224)
     costs = [count(model, 224, 3) for model in (ours, peer)]
     clip = (pair.frames,) if pair.frames else ()
     images = torch.randn(batch, *clip, 3, 224, 224)
@@ -151,27 +98,24 @@ def against(
     title: str,
 ) -> dict[str, Any]:
     """Two models by turns, each on its own input: how much faster ours is, and the memory."""
-    both = list(zip((ours, peer), inputs, strict=True))
-    for model, given in both:
-        step(model, given, train)
-    ratios: list[float] = []
-    times: tuple[list[float], list[float]] = ([], [])
-    for i in track(range(rounds), title, transient=True):
-        spent = [0.0, 0.0]
-        for turn in (0, 1) if i % 2 else (1, 0):
-            spent[turn] = seconds(*both[turn], train)
-            times[turn].append(spent[turn])
-        ratios.append(spent[1] / spent[0])
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    memory = [peak_memory(partial(step, model, given, train)) for model, given in both]
+    runs = {
+        turn: bench.step(model, given, train)
+        for turn, model, given in zip(("ours", "peer"), (ours, peer), inputs, strict=True)
+    }
+    with progress(title) as tick:
+        spent = bench.interleaved(runs, rounds, tick)
+    speedup = bench.ratio(spent["peer"], spent["ours"]).rounded()
+    memory = [peak_memory(run) for run in runs.values()]
     batch = len(inputs[0])
+    seconds = [statistics.median(turn.seconds for turn in turns) for turns in spent.values()]
     return {
         "mode": "train" if train else "infer",
+        "optimizer": "AdamW" if train else None,
         "batch": batch,
         "rounds": rounds,
-        "per_second": [round(batch / statistics.median(spent), 4) for spent in times],
-        "speedup": round(middle, 3),
-        "speedup_quartiles": [round(low, 3), round(high, 3)],
+        "per_second": [round(batch / one, 4) for one in seconds],
+        "speedup": speedup.middle,
+        "speedup_quartiles": [speedup.low, speedup.high],
         "memory_ratio": round(memory[0] / memory[1], 3),
         "memory_ours_mib": round(memory[0] / 2**20, 1),
         "memory_peer_mib": round(memory[1] / 2**20, 1),
@@ -189,10 +133,17 @@ def markdown(found: list[dict[str, Any]]) -> str:
         low, high = row["speedup_quartiles"]
         cost = "the same model" if row["same"] else f"{row['macs'][0] / row['macs'][1]:.2f}"
         lines.append(
-            f"| `{row['ours']}` | {row['peer']} | {cost} | {MODES[row['mode']]} "
+            f"| `{row['ours']}` | {row['peer']} | {cost} | {mode(row)} "
             f"| **{row['speedup']:.2f}** | {low:.2f} to {high:.2f} | {row['memory_ratio']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def mode(row: dict[str, Any]) -> str:
+    """What was timed; the first results have no optimiser in their steps."""
+    if row["mode"] == "infer":
+        return "inference"
+    return "training step" if row.get("optimizer") else "forward and backward"
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ with SimMIM, the paper's own comparison.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,12 +18,12 @@ from typing import Any
 import study
 import torch
 from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ziggurat
-from ziggurat.engine import recipe, results
+from ziggurat.cli.verb import progress
+from ziggurat.engine import bench, recipe, results
 from ziggurat.engine.measure import peak_memory
 from ziggurat.engine.train import build
 from ziggurat.models.hivit import PatchEmbed
@@ -85,28 +84,11 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-class Step:
-    """One training step of one way."""
-
-    def __init__(self, way: str, batch: int) -> None:
-        torch.manual_seed(SEED)
-        build, size = WAYS[way]
-        self.model = build().train()
-        self.images = torch.randn(batch, 3, size, size)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
-    def backward(self) -> None:
-        """The gradients, and away with them."""
-        self.model(self.images).backward()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def seconds(self) -> tuple[float, float]:
-        """How long a whole step takes, and how long processors are busy with it."""
-        start, work = time.perf_counter(), time.process_time()
-        self.model(self.images).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - start, time.process_time() - work
+def step(way: str, batch: int) -> bench.Run:
+    """One training step of one way: forward, backward, AdamW."""
+    torch.manual_seed(SEED)
+    build, size = WAYS[way]
+    return bench.training(build(), torch.randn(batch, 3, size, size))
 
 
 def multiply_adds(way: str) -> int:
@@ -120,43 +102,35 @@ def multiply_adds(way: str) -> int:
 
 
 def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
-    """Each way in turn with ours, the other first in every second round; ratios of one round.
+    """Each way in turn with ours, nothing else between: what came before is worth some per cent.
 
-    Nothing else runs between: what came before a step is worth some per cent. The official way
-    differs by little, and has four times as many rounds.
+    The official way differs by little, and has four times as many rounds.
     """
-    steps = {way: Step(way, batch) for way in WAYS}
-    for step in steps.values():
-        step.seconds()
-    spent: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    ours: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    for way in track(WAYS, "ways", transient=True):
-        steps[way].seconds()
-        for i in range(4 * rounds if way == OFFICIAL else rounds):
-            turns = [(ours, OURS), (spent, way)]
-            for kept, name in turns if i % 2 else turns[::-1]:
-                kept[way].append(steps[name].seconds())
-    memory = {way: peak_memory(step.backward) for way, step in steps.items()}
+    ours = step(OURS, batch)
     found = []
     for way in WAYS:
-        pairs = list(zip(spent[way], ours[way], strict=True))
-        low, middle, high = statistics.quantiles([a[0] / b[0] for a, b in pairs], n=4)
-        work = statistics.quantiles([a[1] / b[1] for a, b in pairs], n=4)
+        runs = {"theirs": step(way, batch), "ours": ours}
+        with progress(way) as tick:
+            spent = bench.interleaved(runs, 4 * rounds if way == OFFICIAL else rounds, tick)
+        low, middle, high = bench.ratio(spent["theirs"], spent["ours"]).rounded()
+        pairs = zip(spent["theirs"], spent["ours"], strict=True)
+        work = bench.spread([a.work / b.work for a, b in pairs]).rounded(4)
+        memory = [peak_memory(run) for run in runs.values()]
         found.append(
             {
                 "way": way,
                 "batch": batch,
-                "rounds": len(pairs),
-                "time": round(middle, 3),
+                "rounds": len(spent["ours"]),
+                "time": middle,
                 "seconds": [
-                    round(statistics.median(x[0] for x in part), 3)
-                    for part in (spent[way], ours[way])
+                    round(statistics.median(turn.seconds for turn in turns), 3)
+                    for turns in spent.values()
                 ],
-                "time_quartiles": [round(low, 3), round(high, 3)],
-                "work": round(work[1], 4),
-                "work_quartiles": [round(work[0], 4), round(work[2], 4)],
-                "memory": round(memory[way] / memory[OURS], 3),
-                "memory_mib": round(memory[way] / 2**20, 1),
+                "time_quartiles": [low, high],
+                "work": work.middle,
+                "work_quartiles": [work.low, work.high],
+                "memory": round(memory[0] / memory[1], 3),
+                "memory_mib": round(memory[0] / 2**20, 1),
             }
         )
     return found

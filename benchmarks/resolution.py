@@ -16,10 +16,8 @@ of units, which grows with the square of the pixels.
 
 import argparse
 import math
-import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,8 @@ from rich.progress import track
 from torch import Tensor
 
 import ziggurat
-from ziggurat.engine import results
+from ziggurat.cli.verb import progress
+from ziggurat.engine import bench, results
 from ziggurat.engine.measure import count, peak_memory
 from ziggurat.tasks.curves import RUNS
 from ziggurat.tasks.drawing import INK, MUTED, canvas, dots, frame, heading, save
@@ -68,18 +67,9 @@ def maps(label: str, model: Any, images: Tensor) -> None:
         model.forward_intermediates(images, 1 if label == PLAIN else None, intermediates_only=True)
 
 
-def seconds(run: Callable[[], None], passes: int) -> float:
-    """How long a pass takes, the mean of so many."""
-    start = time.perf_counter()
-    for _ in range(passes):
-        run()
-    return (time.perf_counter() - start) / passes
-
-
 def measure(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """All models at all sizes; ratios to the same model's first size of the same round."""
     torch.manual_seed(SEED)
-    shuffled = random.Random(SEED)
     models = {label: build(label) for label in NAMES}
     images = {size: torch.randn(1, 3, size, size) for size in sizes}
     runs = {
@@ -91,16 +81,12 @@ def measure(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         (label, size): peak_memory(partial(maps, label, build(label), images[size]))
         for label, size in track(runs, "memory", transient=True)
     }
-    spent: dict[tuple[str, int], list[float]] = {pair: [] for pair in runs}
-    for _ in track(range(rounds), "rounds", transient=True):
-        for label, size in shuffled.sample(list(runs), len(runs)):
-            passes = max(1, round((2 * sizes[0] / size) ** 2))  # a short time is of several
-            spent[label, size].append(seconds(runs[label, size], passes))
+    with progress("rounds") as tick:
+        spent = bench.interleaved(runs, rounds, tick)
     found = []
     for label, size in runs:
         first = label, sizes[0]
-        ratios = [a / b for a, b in zip(spent[label, size], spent[first], strict=True)]
-        low, middle, high = np.percentile(ratios, (25, 50, 75))
+        low, middle, high = bench.ratio(spent[label, size], spent[first]).rounded()
         found.append(
             {
                 "model": label,
@@ -108,9 +94,9 @@ def measure(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
                 "size": size,
                 "rounds": rounds,
                 "pixels": round((size / sizes[0]) ** 2, 3),
-                "time": round(middle, 3),
-                "time_quartiles": [round(low, 3), round(high, 3)],
-                "seconds": round(statistics.median(spent[label, size]), 4),
+                "time": middle,
+                "time_quartiles": [low, high],
+                "seconds": round(statistics.median(t.seconds for t in spent[label, size]), 4),
                 "memory": round(memory[label, size] / memory[first], 3),
                 "memory_mib": round(memory[label, size] / 2**20, 1),
                 "macs": count(models[label], size, 3).macs,

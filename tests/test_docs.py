@@ -109,7 +109,9 @@ def serving(command: str) -> Iterator[str]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """What makes a training short enough for a test."""
+    """What makes a training, or a measurement, short enough for a test."""
+    if words[0] == "bench":
+        return ["--batch", "1", "--rounds", "1", "--sizes", "96"]
     trains = words[0] in ("train", "pretrain", "finetune", "probe", "distill")
     if not trains or "--list" in words:
         return []

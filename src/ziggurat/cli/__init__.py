@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from ziggurat import __version__
 from ziggurat.cli import (
+    benching,
     data,
     explaining,
     generating,
@@ -54,7 +55,8 @@ def parser() -> Parser:
         added.set_defaults(run=run)
         return added
 
-    for group in (models, training, running, explaining, localising, generating, serving, data):
+    groups = (models, training, running, explaining, localising, generating, benching)
+    for group in (*groups, serving, data):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top

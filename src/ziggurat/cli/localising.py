@@ -3,12 +3,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ziggurat.cli.verb import Verb, positive
+from ziggurat.cli.verb import Verb, positive, progress
 
 SCORES = {  # columns, and how they are written
     "known": "known",
@@ -129,17 +127,6 @@ def empty(name: str, overwrite: bool) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
         raise FileExistsError(f"{folder} exists: take another --out or --overwrite")
     return folder
-
-
-@contextmanager
-def progress(words: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        line = bar.add_task(words, total=None)
-        yield lambda done, total: bar.update(line, completed=done, total=total)
 
 
 def number(text: str) -> int:

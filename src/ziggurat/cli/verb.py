@@ -1,9 +1,12 @@
 """What the verbs share: how one is added, and how numbers are taken and shown."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 BAR = "█"
+BACKENDS = ("eager", "compile", "onnx", "openvino")  # of ziggurat.engine.backends
+CHECKPOINT = "a run's folder (also its best/), a hub id, or NAME:WEIGHTS (timm/resnet50:published)"
 
 Run = Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
 Verb = Callable[[Run, str], argparse.ArgumentParser]  # adds one, with an example that names it
@@ -14,3 +17,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"takes a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+@contextmanager
+def progress(words: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        line = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(line, completed=done, total=total)

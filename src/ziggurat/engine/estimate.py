@@ -54,7 +54,8 @@ def estimate(recipe: Recipe) -> Estimate:
     ahead = 4 * loop.workers  # batches that workers make while the first step is slow
     batches = loop.batches(2 + ahead + STEPS)
     loop.train_step(next(batches))
-    memory = peak_memory(lambda: loop.train_step(next(batches)))
+    where = loop.devices.device.type
+    memory = peak_memory(lambda: loop.train_step(next(batches)), where)
     times = []
     for parts in batches:
         loop.train_step(parts)

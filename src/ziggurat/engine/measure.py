@@ -85,13 +85,13 @@ def cost(model: nn.Module, given: Tensor, size: tuple[int, int, int]) -> Cost:
     )
 
 
-def peak_memory(run: Callable[[], object]) -> int:
+def peak_memory(run: Callable[[], object], device: str = "cpu") -> int:
     """Bytes by which tensors made while ``run`` runs exceed what was there before, at the most.
 
     The same every time: allocations are counted, not pages of the process, which move with the
     state of the heap. Scratch space inside a kernel is not a tensor and not counted.
     """
-    if torch.cuda.is_available():
+    if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -155,16 +155,21 @@ def levels(
 def build(name: str, img_size: int | tuple[int, int] | None, **options: Any) -> nn.Module:
     """The model of that name on the meta device, for that size if it has to know it."""
     with torch.device("meta"):
-        if name in GENERATORS:
-            options = {key: value for key, value in options.items() if key != "in_chans"}
-            return create_generator(name, **options | ({"img_size": img_size} if img_size else {}))
-        model = create_model(name, **options)
-        if img_size is None or pair(img_size) == trained_size(model):
-            return model
-        inner = model.image_model if isinstance(model, SpaceTime) else model
-        if "img_size" not in inspect.signature(type(inner)).parameters:
-            return model
-        return create_model(name, img_size=img_size, **options)
+        return sized(name, img_size, **options)
+
+
+def sized(name: str, img_size: int | tuple[int, int] | None, **options: Any) -> nn.Module:
+    """The same with its weights."""
+    if name in GENERATORS:
+        options = {key: value for key, value in options.items() if key != "in_chans"}
+        return create_generator(name, **options | ({"img_size": img_size} if img_size else {}))
+    model = create_model(name, **options)
+    if img_size is None or pair(img_size) == trained_size(model):
+        return model
+    inner = model.image_model if isinstance(model, SpaceTime) else model
+    if "img_size" not in inspect.signature(type(inner)).parameters:
+        return model
+    return create_model(name, img_size=img_size, **options)
 
 
 def trained_size(model: nn.Module) -> tuple[int, int]:

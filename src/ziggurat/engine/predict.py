@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from timm.data import ImageNetInfo
+from torch import Tensor
 
 from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
-from ziggurat.models.pretrained import from_pretrained
+from ziggurat.engine.backends import fastest, runner
+from ziggurat.models.pretrained import from_pretrained, open_model
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes, test_transform
 
@@ -33,11 +36,16 @@ class Classifier:
     """A saved model with its own preprocessing and class names.
 
     Classifier("runs/digits")(["a.png", "b.png"])
+
+    ``source`` is what ``opened`` takes. It runs on ``backend``, one of ``engine.backends`` or
+    ``auto``, the fastest there is here.
     """
 
-    def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
+    def __init__(
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
+    ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = from_pretrained(source) if isinstance(source, str | Path) else source
+        model = opened(source)
         if not model.num_classes:
             raise ValueError(
                 f"{source if isinstance(source, str | Path) else 'the model'} knows no classes: "
@@ -51,17 +59,20 @@ class Classifier:
         self.mean, self.std = (as_bytes(config[key]).to(self.device) for key in ("mean", "std"))
         names = config.get("label_names") or [f"class {i}" for i in range(model.num_classes)]
         self.classes: tuple[str, ...] = tuple(names)
+        backend = fastest(self.device) if backend == "auto" else backend
+        _, height, width = config["input_size"]
+        self.runner = runner(self.model, backend, (height, width))
 
     def __call__(
         self, images: Iterable[str | Path | Image.Image], top: int = 5, batch: int = 32
     ) -> Iterator[Answer]:
         """An answer for each image, in their order."""
-        waiting: list[tuple[str, Any]] = []
+        waiting: list[tuple[str, Tensor | BadImage]] = []
         for number, image in enumerate(images):
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                opened = image if isinstance(image, Image.Image) else read_image(image, name)
-                waiting.append((name, self.transform(as_rgb(opened))))
+                found = image if isinstance(image, Image.Image) else read_image(image, name)
+                waiting.append((name, self.pixels(found)))
             except BadImage as error:
                 waiting.append((name, error))
             if len(waiting) == batch:
@@ -69,22 +80,56 @@ class Classifier:
                 waiting = []
         yield from self.answers(waiting, top)
 
-    @torch.inference_mode()
-    def answers(self, waiting: Sequence[tuple[str, Any]], top: int) -> Iterator[Answer]:
+    def pixels(self, image: Image.Image) -> Tensor:
+        """An image as the model takes it, but in bytes (3, H, W)."""
+        return torch.as_tensor(self.transform(as_rgb(image)))
+
+    def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Those of all classes for each of such images, computed together: (B, classes)."""
+        images = (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
+        return self.runner(images).softmax(1)
+
+    def guesses(self, probabilities: Tensor, top: int) -> list[Guess]:
+        """The likeliest classes of one image."""
+        best = probabilities.topk(min(top, len(self.classes)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(self.classes[i], probability) for i, probability in pairs]
+
+    def answers(
+        self, waiting: Sequence[tuple[str, Tensor | BadImage]], top: int
+    ) -> Iterator[Answer]:
         """One batch."""
-        pixels = [torch.as_tensor(found) for _, found in waiting if not isinstance(found, BadImage)]
-        rows: Iterator[tuple[list[int], list[float]]] = iter(())
-        if pixels:
-            images = (torch.stack(pixels).to(self.device).float() - self.mean) / self.std
-            best = self.model(images).float().softmax(1).topk(min(top, len(self.classes)))
-            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        pixels = [found for _, found in waiting if not isinstance(found, BadImage)]
+        rows = iter(self.probabilities(pixels) if pixels else ())
         for name, found in waiting:
             if isinstance(found, BadImage):
                 yield Answer(name, [], str(found))
-                continue
-            index, probability = next(rows)
-            guesses = zip(index, probability, strict=True)
-            yield Answer(name, [Guess(self.classes[i], p) for i, p in guesses])
+            else:
+                yield Answer(name, self.guesses(next(rows), top))
+
+
+def opened(source: str | Path | Any) -> Any:
+    """A model at hand, a folder's or a hub's, or one by its name and weights.
+
+    The last as ``open_model`` takes them: ``timm/resnet50:published``, ``nest_tiny:FILE``,
+    ``timm/NAME:package:NAME``.
+    """
+    if not isinstance(source, str | Path):
+        return source
+    name, colon, weights = str(source).partition(":")
+    if Path(source).exists() or not colon:
+        return from_pretrained(source)
+    model = open_model(name, weights)
+    if model.num_classes == 1000 and not model.pretrained_cfg.get("label_names"):
+        model.pretrained_cfg["label_names"] = imagenet_names()
+    return model
+
+
+def imagenet_names() -> list[str]:
+    """The first name of each of ImageNet's classes, or all of them where two share the first."""
+    told = ImageNetInfo().label_descriptions()
+    first = [names.split(",")[0] for names in told]
+    return [own if first.count(own) == 1 else names for own, names in zip(first, told, strict=True)]
 
 
 def predict(
@@ -92,11 +137,12 @@ def predict(
     images: Sequence[str | Path | Image.Image] | str | Path | Image.Image,
     top: int = 5,
     batch: int = 32,
+    backend: str = "eager",
 ) -> list[Answer]:
     """The likeliest classes of each image, by a saved model (or one at hand)."""
     if isinstance(images, str | Path | Image.Image):
         images = [images]
-    return list(Classifier(source)(images, top, batch))
+    return list(Classifier(source, backend=backend)(images, top, batch))
 
 
 def files_of(

@@ -128,6 +128,20 @@ def printed(model: str) -> dict[str, str]:
     return found
 
 
+def best_printed(model: str, img_size: int | None = None) -> float | None:
+    """The best ImageNet top-1 that a paper prints of a model as it is; None is its own size."""
+    own = [family_of(model).__module__.rpartition(".")[2]] if model in VARIANTS else papers()
+    found = [
+        float(str(row.printed["top1"]))
+        for paper in own
+        for table in tables(paper)
+        for row in table.rows
+        if row.model == model and "top1" in row.printed and row.overrides.keys() <= {"num_classes"}
+        if row.img_size == img_size
+    ]
+    return max(found, default=None)
+
+
 def check(row: Row) -> list[Cell]:
     """Measure what the row prints of its architecture."""
     return [

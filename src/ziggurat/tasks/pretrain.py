@@ -57,6 +57,23 @@ class PretrainSettings(ImageSettings):
     decoder_heads: int = Field(16, ge=1)
 
 
+def autoencoder(encoder: Any, settings: PretrainSettings, fresh: bool) -> MaskedAutoencoder:
+    """An encoder with what hides units and paints them, as the settings say."""
+    return MaskedAutoencoder(
+        encoder,
+        settings.mask_ratio,
+        settings.decoder_dim,
+        settings.decoder_depth,
+        settings.decoder_heads,
+        settings.feed or ("visible" if can_drop(encoder) else "all"),
+        settings.unit,
+        settings.stages,
+        settings.normalise,
+        settings.pixel_loss,
+        fresh,
+    )
+
+
 class Pretrain(Task):
     """Masked autoencoding on the one loop."""
 
@@ -75,20 +92,7 @@ class Pretrain(Task):
         self.settings = settings
         self.data = data
         self.encoder = [encoder]  # whole, with the norm that pre-training leaves out: to be saved
-        feed = settings.feed or ("visible" if can_drop(encoder) else "all")
-        self.model = MaskedAutoencoder(
-            encoder,
-            settings.mask_ratio,
-            settings.decoder_dim,
-            settings.decoder_depth,
-            settings.decoder_heads,
-            feed,
-            settings.unit,
-            settings.stages,
-            settings.normalise,
-            settings.pixel_loss,
-            fresh,
-        )
+        self.model = autoencoder(encoder, settings, fresh)
         self.config: Mapping[str, Any] = encoder.pretrained_cfg
         self.size: tuple[int, int] = tuple(self.config["input_size"][1:])
         self.register_buffer("mean", as_bytes(self.config["mean"]), persistent=False)

@@ -1,0 +1,175 @@
+"""One way to time: candidates by turns, so that a machine's moods hit all of them alike.
+
+Times on a shared machine wander; a ratio of two runs side by side does not. Each round runs every
+candidate once, in another order, and what is published is the median of the rounds' ratios with
+their middle half. On a GPU it is the GPU's own time.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Run = Callable[[], object]
+Tick = Callable[[int, int], None]  # turns done, of how many
+Key = TypeVar("Key", bound=Hashable)
+TURN = 0.2  # seconds: as many passes as fit are one turn, and at least one is
+MOST = 100  # passes of a turn
+REST = 0.02  # seconds between turns, in which the threads of the last one stop to spin
+SIDES = {"cpu": (1024, 1536, 2048), "cuda": (4096, 8192)}  # of the products of the peak
+LR = 1e-4  # of a training step: its value costs nothing
+
+
+class Turn(NamedTuple):
+    """What a candidate took in one round."""
+
+    passes: list[float]  # seconds of each
+    work: float  # seconds that processors were busy with a pass, the mean
+
+    @property
+    def seconds(self) -> float:
+        """Of a pass; the first ones of a turn may meet cold caches."""
+        return statistics.median(self.passes)
+
+
+class Spread(NamedTuple):
+    """A median with the middle half around it."""
+
+    low: float
+    middle: float
+    high: float
+
+    def rounded(self, digits: int = 3) -> "Spread":
+        """As it is published."""
+        return Spread(*(round(value, digits) for value in self))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of the rounds."""
+    return Spread(*np.percentile(values, (25, 50, 75)).tolist())
+
+
+def ratio(over: Sequence[Turn], under: Sequence[Turn]) -> Spread:
+    """How many times longer ``over`` takes: of each round by itself, then the spread."""
+    return spread([a.seconds / b.seconds for a, b in zip(over, under, strict=True)])
+
+
+def interleaved(
+    runs: Mapping[Key, Run],
+    rounds: int,
+    tick: Tick | None = None,
+    device: str = "cpu",
+    turn: float = TURN,
+) -> dict[Key, list[Turn]]:
+    """Time all candidates in rounds; a turn of each for each round.
+
+    Every second round goes the way of the last one back, so that nobody is early more often.
+    """
+    total = len(runs) * (rounds + 1)
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        if tick is not None:
+            tick(done, total)
+
+    passes = {}
+    for key, run in runs.items():
+        run()  # allocates, compiles
+        once = clocked(run, 1, device)[0]
+        passes[key] = max(1, min(MOST, round(turn / once)))
+        told()
+    found: dict[Key, list[Turn]] = {key: [] for key in runs}
+    chance = random.Random(0)
+    order = list(runs)
+    for i in range(rounds):
+        order = order[::-1] if i % 2 else chance.sample(order, len(order))
+        for key in order:
+            time.sleep(REST)
+            began = time.process_time()
+            spent = clocked(runs[key], passes[key], device)
+            found[key].append(Turn(spent, (time.process_time() - began) / len(spent)))
+            told()
+    return found
+
+
+def clocked(run: Run, passes: int, device: str = "cpu") -> list[float]:
+    """Seconds of each pass: the wall's, or between two events on the GPU."""
+    if device == "cpu":
+        times = [time.perf_counter()]
+        for _ in range(passes):
+            run()
+            times.append(time.perf_counter())
+        return [later - earlier for earlier, later in pairwise(times)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(passes + 1)]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return [earlier.elapsed_time(later) / 1000 for earlier, later in pairwise(events)]
+
+
+# What is timed of a model.
+
+
+def step(model: nn.Module, given: Tensor, train: bool, dtype: torch.dtype = torch.float32) -> Run:
+    """A pass in inference, or a training step; the model is set to either mode here."""
+    return training(model, given, dtype) if train else inference(model, given)
+
+
+def inference(model: nn.Module, given: Tensor) -> Run:
+    """A forward pass, of a model and an input of one type."""
+    model.eval()
+    return torch.inference_mode()(lambda: model(given))
+
+
+def training(model: nn.Module, given: Tensor, dtype: torch.dtype = torch.float32) -> Run:
+    """Forward, backward and fused AdamW, the same for all; below float32 by autocast.
+
+    A model that gives no loss (one that pre-trains does) is asked for small outputs.
+    """
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+    mixed = dtype != torch.float32
+
+    def run() -> None:
+        with torch.autocast(given.device.type, dtype, enabled=mixed):
+            out = model(given)
+        (out if out.ndim == 0 else out.float().square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+# What the machine can do.
+
+
+class Product(NamedTuple):
+    """A large matrix product: the most that a machine does in a second."""
+
+    run: Run
+    flops: int
+    side: int
+
+
+def product(side: int, dtype: torch.dtype, device: str) -> Product:
+    """Of two square matrices."""
+    left, right, out = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(3))
+    return Product(lambda: torch.mm(left, right, out=out), 2 * side**3, side)
+
+
+def fastest_product(dtype: torch.dtype, device: str = "cpu") -> Product:
+    """The one of ``SIDES`` that does most in a second, on as many threads as models have."""
+    tried = {side: product(side, dtype, device) for side in SIDES[device]}
+    spent = interleaved({side: one.run for side, one in tried.items()}, 3, device=device, turn=0)
+    return max(tried.values(), key=lambda p: p.flops / min(t.seconds for t in spent[p.side]))
