@@ -263,3 +263,11 @@ def test_a_model_of_clips_is_not_started_from_another_model(tmp_path: Path) -> N
     save_pretrained(clips, tmp_path / "clips")
     with pytest.raises(CheckpointError, match="holds rest_lite"):
         open_model("nest_tiny", tmp_path / "clips", frames=4)
+
+
+def test_a_convnet_of_timm_takes_clips_whose_frames_are_averaged() -> None:
+    model = create_model("timm/test_efficientnet", num_classes=3, frames=2, over_time=False).eval()
+    assert model.no_weight_decay() == set()  # timm's convnets do not say
+    frame = torch.randn(1, 3, 64, 64)
+    still = torch.stack([frame, frame], 1)
+    assert torch.allclose(model(still), model.image_model(frame), atol=1e-6)

@@ -106,7 +106,7 @@ class SpaceTime(nn.Module):
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
         """As of the image model; timm's convnets do not say."""
-        spared = getattr(self.image_model, "no_weight_decay", set)()
+        spared: set[str] = getattr(self.image_model, "no_weight_decay", set)()
         return {INNER + name for name in spared}
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
