@@ -12,9 +12,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import canvases  # noqa: E402  (scripts, not a package)
 import cifar10  # noqa: E402
+import claims  # noqa: E402
 import clips  # noqa: E402
 import dense  # noqa: E402
 import distill  # noqa: E402
+import efficiency  # noqa: E402
 import generate  # noqa: E402
 import gradcat  # noqa: E402
 import labels  # noqa: E402
@@ -42,6 +44,70 @@ def test_the_committed_results_show_ours_no_slower_and_no_larger() -> None:
         work = 1.0 if row["same"] else row["macs"][0] / row["macs"][1]
         assert row["speedup"] * work >= 1, row
         assert row["memory_ratio"] <= 1, row
+
+
+# Efficiency, and what the papers claim of it.
+
+
+@pytest.mark.parametrize("table", [claims, efficiency], ids=lambda t: t.__name__)
+def test_the_readme_shows_measured_efficiency(table: Any) -> None:
+    found = json.loads(table.RESULTS.read_text())
+    assert table.markdown(found["measured"]) in (ROOT / "README.md").read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    assert not found["commit"].endswith("+")
+
+
+def test_claims_are_what_the_papers_print() -> None:
+    said = {(claim.paper, claim.ours.model, claim.theirs.model): claim for claim in claims.CLAIMS}
+    emsa = said["rest", "rest_lite", "rest_lite"]
+    assert round(emsa.claimed, 1) == 2.4  # "EMSA (1246) is 2.4x faster than the original MSA(512)"
+    fewer = said["hvt", "hvt_s_4", "timm/deit_small_patch16_224"]
+    macs = [count(side.model).macs for side in (fewer.theirs, fewer.ours)]
+    assert round(macs[0] / macs[1], 1) == fewer.claimed == 3.3
+
+
+def test_regional_attention_has_a_quarter_of_the_maps() -> None:
+    """RegionViT, Section 3: about 73 % less; its formula leaves regional tokens out."""
+    found = claims.attention_memory(1)
+    assert int(found["maps"]) == found["claimed"] == 73
+    assert found["by_formula"] == 75.0
+    assert found["peak_unfused"] > 40 > found["peak_fused"]
+
+
+def test_what_should_be_faster_is() -> None:
+    """Of the committed figures: who claims to be faster than another with as many FLOPs or more."""
+    for row in json.loads(claims.RESULTS.read_text())["measured"]["claims"]:
+        if row["claimed"] > 1.1:
+            assert row["speed"][1] > 1, row
+
+
+def test_efficiency_is_measured_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped run goes on, unless code or machine are others."""
+    asked: list[Any] = []
+
+    def contest(wanted: Any, tick: Any) -> dict[str, Any]:
+        asked.append(wanted)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"mode": wanted.mode}
+
+    monkeypatch.setattr(efficiency, "contest", contest)
+    monkeypatch.setattr(efficiency.results, "commit", lambda: "abc")
+    out = tmp_path / "a.json"
+    with pytest.raises(KeyboardInterrupt):
+        efficiency.measure(out, again=False)
+    assert list(efficiency.measure(out, again=False)) == list(efficiency.PARTS)
+    assert len(asked) == 3 + 3
+    monkeypatch.setattr(efficiency.results, "commit", lambda: "def")
+    efficiency.measure(out, again=False, rounds=1, backends=("eager", "onnx"))
+    assert len(asked) == 6 + 5
+    assert {wanted.rounds for wanted in asked[6:]} == {1}
+    assert [wanted.backends for wanted in asked[9:]] == [("eager", "onnx")] * 2
+    monkeypatch.setattr(efficiency.results, "commit", lambda: "def+")
+    assert not efficiency.there(out)
 
 
 @pytest.mark.slow
