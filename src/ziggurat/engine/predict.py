@@ -5,13 +5,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
-from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
+from ziggurat.data.images import EXTENSIONS, BadImage, TooLarge, as_rgb, read_image
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes, test_transform
+
+LONGEST = 100  # times as long as wide: the thinnest image that is looked at
 
 
 class Guess(NamedTuple):
@@ -48,6 +52,7 @@ class Classifier:
         self.model = model.to(self.device).eval()
         config = model.pretrained_cfg
         self.transform = test_transform(config)
+        self.shape: tuple[int, ...] = tuple(config["input_size"])  # (3, H, W)
         self.mean, self.std = (as_bytes(config[key]).to(self.device) for key in ("mean", "std"))
         names = config.get("label_names") or [f"class {i}" for i in range(model.num_classes)]
         self.classes: tuple[str, ...] = tuple(names)
@@ -56,12 +61,12 @@ class Classifier:
         self, images: Iterable[str | Path | Image.Image], top: int = 5, batch: int = 32
     ) -> Iterator[Answer]:
         """An answer for each image, in their order."""
-        waiting: list[tuple[str, Any]] = []
+        waiting: list[tuple[str, Tensor | BadImage]] = []
         for number, image in enumerate(images):
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
                 opened = image if isinstance(image, Image.Image) else read_image(image, name)
-                waiting.append((name, self.transform(as_rgb(opened))))
+                waiting.append((name, self.pixels(opened, name)))
             except BadImage as error:
                 waiting.append((name, error))
             if len(waiting) == batch:
@@ -69,22 +74,44 @@ class Classifier:
                 waiting = []
         yield from self.answers(waiting, top)
 
+    def pixels(self, image: Image.Image, name: str) -> Tensor:
+        """What the model sees of an image: bytes (3, H, W). ``name`` is for the TooLarge.
+
+        The shorter side is scaled to the model's, so that a line of 4000 x 1 would become an image
+        of a million columns: what is that thin is refused.
+        """
+        short, long = sorted(image.size)
+        if long > LONGEST * short:
+            W, H = image.size
+            raise TooLarge(f"{name}: {W} x {H}, more than {LONGEST} times as long as wide")
+        return torch.as_tensor(np.asarray(self.transform(as_rgb(image))))
+
+    def normalised(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Images (B, 3, H, W) as the model takes them."""
+        return (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
+
     @torch.inference_mode()
-    def answers(self, waiting: Sequence[tuple[str, Any]], top: int) -> Iterator[Answer]:
+    def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Of all classes, for what ``pixels`` gave: (B, classes), in one call of the model."""
+        return self.model(self.normalised(pixels)).float().softmax(1).cpu()
+
+    def likeliest(self, probabilities: Tensor, top: int) -> list[Guess]:
+        """The first of an image's classes (classes,), the likeliest first."""
+        best = probabilities.topk(min(top, len(self.classes)))
+        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(self.classes[index], share) for index, share in found]
+
+    def answers(
+        self, waiting: Sequence[tuple[str, Tensor | BadImage]], top: int
+    ) -> Iterator[Answer]:
         """One batch."""
-        pixels = [torch.as_tensor(found) for _, found in waiting if not isinstance(found, BadImage)]
-        rows: Iterator[tuple[list[int], list[float]]] = iter(())
-        if pixels:
-            images = (torch.stack(pixels).to(self.device).float() - self.mean) / self.std
-            best = self.model(images).float().softmax(1).topk(min(top, len(self.classes)))
-            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        pixels = [found for _, found in waiting if isinstance(found, Tensor)]
+        rows = iter(self.probabilities(pixels) if pixels else ())
         for name, found in waiting:
             if isinstance(found, BadImage):
                 yield Answer(name, [], str(found))
-                continue
-            index, probability = next(rows)
-            guesses = zip(index, probability, strict=True)
-            yield Answer(name, [Guess(self.classes[i], p) for i, p in guesses])
+            else:
+                yield Answer(name, self.likeliest(next(rows), top))
 
 
 def predict(
