@@ -28,7 +28,7 @@ def test_an_image_is_the_same_alone_and_among_others(classifier: Classifier) -> 
     for image, answer in zip(images, together, strict=True):
         (row,) = classifier.probabilities([classifier.pixels(image, "it")])
         assert row.sum() == pytest.approx(1, abs=1e-5)
-        alone = classifier.likeliest(row, 3)
+        alone = classifier.guesses(row, 3)
         assert [guess.name for guess in answer.top] == [guess.name for guess in alone]
         shares = [guess.probability for guess in answer.top]
         assert shares == pytest.approx([guess.probability for guess in alone], abs=1e-6)
@@ -37,7 +37,7 @@ def test_an_image_is_the_same_alone_and_among_others(classifier: Classifier) -> 
 
 def test_a_line_is_refused_before_it_is_scaled_to_gigabytes(classifier: Classifier) -> None:
     for size in ((4000, 1), (1, 4000), (1_000_000, 9)):
-        with pytest.raises(TooLarge, match="it: .* more than 100 times as long as wide"):
+        with pytest.raises(TooLarge, match=r"it: .* more than 100 times as long as wide"):
             classifier.pixels(Image.new("RGB", size), "it")
     assert classifier.pixels(Image.new("RGB", (100, 1)), "it").shape == classifier.shape
     first, second = classifier([Image.new("RGB", (4000, 1)), noise(0)])

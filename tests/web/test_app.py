@@ -285,21 +285,24 @@ def test_the_page_asks_for_nothing_from_elsewhere() -> None:
 def test_the_api_is_documented_as_it_is(client: TestClient) -> None:
     found = client.get("/api/openapi.json").json()
     assert set(found["paths"]) == {
+        "/healthz",
+        "/metrics",
         "/api/about",
         "/api/examples/{name}",
+        "/api/predict",
         "/api/explain",
         "/api/figure",
     }
     schemas = found["components"]["schemas"]
     assert "HTTPValidationError" not in schemas
-    for path in ("/api/explain", "/api/figure"):
+    for path, more in (("/api/explain", set()), ("/api/figure", set()), ("/api/predict", {"415"})):
         question = found["paths"][path]["post"]
-        (form,) = question["requestBody"]["content"]
-        assert form == "multipart/form-data"
-        answers = question["responses"]
-        assert set(answers) == {"200", "400", "404", "413", "422"}
-        for status in ("400", "404", "413", "422"):
-            schema = answers[status]["content"]["application/json"]["schema"]
+        kinds = {"multipart/form-data"} | ({"application/json"} if more else set())
+        assert set(question["requestBody"]["content"]) == kinds
+        errors = {"400", "404", "408", "413", "422", "503", "504", *more}
+        assert set(question["responses"]) == {"200", *errors}
+        for status in errors:
+            schema = question["responses"][status]["content"]["application/json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/Error"}
     figure = found["paths"]["/api/figure"]["post"]["responses"]["200"]["content"]
     assert list(figure) == ["image/png"]

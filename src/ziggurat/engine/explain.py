@@ -61,7 +61,7 @@ class Explainer:
         batch = self.classifier.normalised([pixels])
         with torch.inference_mode():
             chances = self.model(batch).float().softmax(1)[0].cpu()
-        guesses = self.classifier.likeliest(chances, max(top, 1))
+        guesses = self.classifier.guesses(chances, max(top, 1))
         likeliest = chances.topk(len(guesses)).indices.tolist()
         numbers = likeliest if wanted is None else wanted
         found = explain(self.model, batch, numbers, method)

@@ -95,7 +95,7 @@ class Classifier:
         """Of all classes, for what ``pixels`` gave: (B, classes), in one call of the model."""
         return self.model(self.normalised(pixels)).float().softmax(1).cpu()
 
-    def likeliest(self, probabilities: Tensor, top: int) -> list[Guess]:
+    def guesses(self, probabilities: Tensor, top: int) -> list[Guess]:
         """The first of an image's classes (classes,), the likeliest first."""
         best = probabilities.topk(min(top, len(self.classes)))
         found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -111,7 +111,7 @@ class Classifier:
             if isinstance(found, BadImage):
                 yield Answer(name, [], str(found))
             else:
-                yield Answer(name, self.likeliest(next(rows), top))
+                yield Answer(name, self.guesses(next(rows), top))
 
 
 def predict(
