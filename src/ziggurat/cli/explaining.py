@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ziggurat.cli.verb import Verb, positive
+from ziggurat.cli.verb import CHECKPOINT, Verb, positive
 
 METHODS = ("gradcat", "cam", "gradcam++", "groupcam", "rollout")  # of ziggurat.explain, best first
 
@@ -72,10 +72,7 @@ def places(args: argparse.Namespace, files: list[str]) -> list[Path]:
 def add(verb: Verb) -> None:
     """Add it with its options."""
     one = verb(explain, "ziggurat explain runs/digits photo.jpg --classes 3,8 --out why.png")
-    one.add_argument(
-        "checkpoint",
-        help="a run's folder (also its best/), a hub id, or NAME:WEIGHTS (timm/resnet50:published)",
-    )
+    one.add_argument("checkpoint", help=CHECKPOINT)
     one.add_argument("images", nargs="+", help="files, folders, patterns")
     one.add_argument("--method", choices=METHODS, help="the first of these that the model allows")
     which = one.add_mutually_exclusive_group()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ziggurat.cli.verb import BAR, Verb, positive
+from ziggurat.cli.verb import BACKENDS, BAR, CHECKPOINT, Verb, positive
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -51,9 +51,13 @@ def predict(args: argparse.Namespace) -> int:
     from ziggurat.models.pretrained import is_of_clips
     from ziggurat.tasks.dense import read_head
 
-    if read_head(args.checkpoint) is not None:
-        return objects(args)
-    return actions(args) if is_of_clips(args.checkpoint) else classes(args)
+    by_name = ":" in args.checkpoint and not Path(args.checkpoint).exists()
+    dense = not by_name and read_head(args.checkpoint) is not None
+    if not dense and (by_name or not is_of_clips(args.checkpoint)):
+        return classes(args)
+    if args.backend != "eager":
+        raise ValueError(f"only classifiers of images run on --backend {args.backend}: leave it")
+    return objects(args) if dense else actions(args)
 
 
 def actions(args: argparse.Namespace) -> int:
@@ -166,7 +170,7 @@ def classes(args: argparse.Namespace) -> int:
     from ziggurat.engine.predict import Classifier, files_of
 
     files = files_of(args.images)
-    classify = Classifier(args.checkpoint)
+    classify = Classifier(args.checkpoint, backend=args.backend)
     console = Console(stderr=True)
     found = list(
         track(
@@ -210,10 +214,13 @@ def add(verb: Verb) -> None:
     one.add_argument("--json", action="store_true", help="for machines")
 
     one = verb(predict, "ziggurat predict runs/digits photo.jpg 'more/*.png'")
-    one.add_argument("checkpoint", help="a run's folder (also its best/), or a hub id")
+    one.add_argument("checkpoint", help=CHECKPOINT)
     one.add_argument("images", nargs="+", help="files (of clips: videos), folders, patterns")
     one.add_argument("--top", type=positive, default=5, help="classifier: how many classes (5)")
     one.add_argument("--batch", type=positive, default=32, help="classifier: images at a time (32)")
+    one.add_argument(
+        "--backend", choices=(*BACKENDS, "auto"), default="eager", help="classifier: what runs it"
+    )
     one.add_argument("--out", metavar="DIR", help="for pictures, not of a classifier (predictions)")
     one.add_argument(
         "--data",

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 
 BAR = "█"
+BACKENDS = ("eager", "compile", "onnx", "openvino")  # of ziggurat.engine.backends
+CHECKPOINT = "a run's folder (also its best/), a hub id, or NAME:WEIGHTS (timm/resnet50:published)"
 
 Run = Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
 Verb = Callable[[Run, str], argparse.ArgumentParser]  # adds one, with an example that names it

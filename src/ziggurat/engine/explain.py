@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
 from torch import nn
 
 from ziggurat.data.images import read_image
 from ziggurat.engine.predict import Classifier, Guess
 from ziggurat.explain import METHODS, Explanation, explain, reason
-from ziggurat.models.pretrained import open_model
 
 
 class Explained(NamedTuple):
@@ -32,12 +30,15 @@ class Explainer:
 
     Explainer("runs/digits")("a.png", method="gradcat", top=4)
 
-    ``source`` is a run's folder, a hub id, a model at hand, or a model's name and its weights as
-    ``open_model`` takes them: ``timm/resnet50:published``, ``timm/NAME:package:NAME``.
+    ``source`` is a run's folder, a hub id, a model at hand, or a model's name and its weights:
+    ``timm/resnet50:published``, ``timm/NAME:package:NAME``. ``backend`` is its classifier's;
+    explanations need gradients, and torch.
     """
 
-    def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
-        self.classifier = Classifier(opened(source), device)
+    def __init__(
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
+    ) -> None:
+        self.classifier = Classifier(source, device, backend)
         self.model = twin(self.classifier.model)
         self.classes = self.classifier.classes
         self.methods = tuple(name for name in METHODS if reason(self.model, name) is None)
@@ -90,21 +91,3 @@ def twin(model: nn.Module) -> Any:
     """The same weights in other modules: an explanation's hooks meet no other thread's call."""
     shared = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
-
-
-def opened(source: str | Path | Any) -> Any:
-    """A model by its name and weights; anything else as it is."""
-    if not isinstance(source, str) or Path(source).exists() or ":" not in source:
-        return source
-    name, _, weights = source.partition(":")
-    model = open_model(name, weights)
-    if model.num_classes == 1000 and not model.pretrained_cfg.get("label_names"):
-        model.pretrained_cfg["label_names"] = imagenet_names()
-    return model
-
-
-def imagenet_names() -> list[str]:
-    """The first name of each of ImageNet's classes, or all of them where two share the first."""
-    told = ImageNetInfo().label_descriptions()
-    first = [names.split(",")[0] for names in told]
-    return [own if first.count(own) == 1 else names for own, names in zip(first, told, strict=True)]

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import ImageNetInfo
 from torch import Tensor
 
 from ziggurat.data.images import EXTENSIONS, BadImage, TooLarge, as_rgb, read_image
-from ziggurat.models.pretrained import from_pretrained
+from ziggurat.engine.backends import fastest, runner
+from ziggurat.models.pretrained import from_pretrained, open_model
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes, test_transform
 
@@ -37,11 +39,16 @@ class Classifier:
     """A saved model with its own preprocessing and class names.
 
     Classifier("runs/digits")(["a.png", "b.png"])
+
+    ``source`` is what ``opened`` takes. It runs on ``backend``, one of ``engine.backends`` or
+    ``auto``, the fastest there is here.
     """
 
-    def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
+    def __init__(
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
+    ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = from_pretrained(source) if isinstance(source, str | Path) else source
+        model = opened(source)
         if not model.num_classes:
             raise ValueError(
                 f"{source if isinstance(source, str | Path) else 'the model'} knows no classes: "
@@ -56,6 +63,9 @@ class Classifier:
         self.mean, self.std = (as_bytes(config[key]).to(self.device) for key in ("mean", "std"))
         names = config.get("label_names") or [f"class {i}" for i in range(model.num_classes)]
         self.classes: tuple[str, ...] = tuple(names)
+        backend = fastest(self.device) if backend == "auto" else backend
+        _, height, width = self.shape
+        self.runner = runner(self.model, backend, (height, width))
 
     def __call__(
         self, images: Iterable[str | Path | Image.Image], top: int = 5, batch: int = 32
@@ -65,8 +75,8 @@ class Classifier:
         for number, image in enumerate(images):
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                opened = image if isinstance(image, Image.Image) else read_image(image, name)
-                waiting.append((name, self.pixels(opened, name)))
+                found = image if isinstance(image, Image.Image) else read_image(image, name)
+                waiting.append((name, self.pixels(found, name)))
             except BadImage as error:
                 waiting.append((name, error))
             if len(waiting) == batch:
@@ -74,8 +84,8 @@ class Classifier:
                 waiting = []
         yield from self.answers(waiting, top)
 
-    def pixels(self, image: Image.Image, name: str) -> Tensor:
-        """What the model sees of an image: bytes (3, H, W). ``name`` is for the TooLarge.
+    def pixels(self, image: Image.Image, name: str = "the image") -> Tensor:
+        """An image as the model takes it, but in bytes (3, H, W); ``name`` is for the TooLarge.
 
         The shorter side is scaled to the model's, so that a line of 4000 x 1 would become an image
         of a million columns: what is that thin is refused.
@@ -87,25 +97,24 @@ class Classifier:
         return torch.as_tensor(np.asarray(self.transform(as_rgb(image))))
 
     def normalised(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Images (B, 3, H, W) as the model takes them."""
+        """Such images together, as the model takes them: (B, 3, H, W)."""
         return (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
 
-    @torch.inference_mode()
     def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Of all classes, for what ``pixels`` gave: (B, classes), in one call of the model."""
-        return self.model(self.normalised(pixels)).float().softmax(1).cpu()
+        """Those of all classes for each of such images, computed together: (B, classes)."""
+        return self.runner(self.normalised(pixels)).softmax(1).cpu()
 
     def guesses(self, probabilities: Tensor, top: int) -> list[Guess]:
-        """The first of an image's classes (classes,), the likeliest first."""
+        """The likeliest classes of one image."""
         best = probabilities.topk(min(top, len(self.classes)))
-        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [Guess(self.classes[index], share) for index, share in found]
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(self.classes[i], probability) for i, probability in pairs]
 
     def answers(
         self, waiting: Sequence[tuple[str, Tensor | BadImage]], top: int
     ) -> Iterator[Answer]:
         """One batch."""
-        pixels = [found for _, found in waiting if isinstance(found, Tensor)]
+        pixels = [found for _, found in waiting if not isinstance(found, BadImage)]
         rows = iter(self.probabilities(pixels) if pixels else ())
         for name, found in waiting:
             if isinstance(found, BadImage):
@@ -114,16 +123,41 @@ class Classifier:
                 yield Answer(name, self.guesses(next(rows), top))
 
 
+def opened(source: str | Path | Any) -> Any:
+    """A model at hand, a folder's or a hub's, or one by its name and weights.
+
+    The last as ``open_model`` takes them: ``timm/resnet50:published``, ``nest_tiny:FILE``,
+    ``timm/NAME:package:NAME``.
+    """
+    if not isinstance(source, str | Path):
+        return source
+    name, colon, weights = str(source).partition(":")
+    if Path(source).exists() or not colon:
+        return from_pretrained(source)
+    model = open_model(name, weights)
+    if model.num_classes == 1000 and not model.pretrained_cfg.get("label_names"):
+        model.pretrained_cfg["label_names"] = imagenet_names()
+    return model
+
+
+def imagenet_names() -> list[str]:
+    """The first name of each of ImageNet's classes, or all of them where two share the first."""
+    told = ImageNetInfo().label_descriptions()
+    first = [names.split(",")[0] for names in told]
+    return [own if first.count(own) == 1 else names for own, names in zip(first, told, strict=True)]
+
+
 def predict(
     source: str | Path | Any,
     images: Sequence[str | Path | Image.Image] | str | Path | Image.Image,
     top: int = 5,
     batch: int = 32,
+    backend: str = "eager",
 ) -> list[Answer]:
     """The likeliest classes of each image, by a saved model (or one at hand)."""
     if isinstance(images, str | Path | Image.Image):
         images = [images]
-    return list(Classifier(source)(images, top, batch))
+    return list(Classifier(source, backend=backend)(images, top, batch))
 
 
 def files_of(

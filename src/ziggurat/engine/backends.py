@@ -1,0 +1,187 @@
+"""The one way to run a model fast: by torch, compiled by it, or by ONNX Runtime or OpenVINO.
+
+    run = runner(model, fastest())
+    logits = run(images)  # any number of images
+
+Ours on a CPU in float32, one thread, against eager: see docs/export.md.
+"""
+
+import importlib.util
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.engine import graph
+
+BACKENDS = {
+    "eager": "torch as it is",
+    "compile": "torch.compile: the first call takes a minute",
+    "onnx": "ONNX Runtime, on the CPU",
+    "openvino": "OpenVINO, on the CPU",
+}
+
+
+class Runner:
+    """A model on a backend: float32 images (B, C, H, W) to its answer in float32.
+
+    Any number of images. Calls from several threads take turns: each uses all cores it may.
+    """
+
+    def __init__(self, name: str, run: Callable[[Tensor], Tensor]) -> None:
+        self.name = name
+        self._run = run
+        self._turn = threading.Lock()
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """What the model says of each, where the images are."""
+        with self._turn:
+            return self._run(images)
+
+
+def missing(name: str) -> str | None:
+    """Why a backend cannot run here, and what to do; None if it can."""
+    match checked(name):
+        case "eager":
+            return None
+        case "compile":
+            if torch.cuda.is_available():
+                there = importlib.util.find_spec("triton") is not None
+                return None if there else "compile needs triton: `pip install triton`"
+            compilers = (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")
+            there = any(shutil.which(name) for name in compilers)
+            return None if there else "compile needs a C++ compiler: install g++ or clang"
+    return graph.lacking(name)
+
+
+def fastest(device: str | torch.device = "cpu") -> str:
+    """The backend to take on a device, of those installed.
+
+    On a CPU OpenVINO, then ONNX Runtime: both beat eager for every family, in this order, and are
+    ready after seconds, where torch.compile takes a minute. Elsewhere torch.compile.
+    """
+    order = ("openvino", "onnx") if torch.device(device).type == "cpu" else ("compile",)
+    return next((name for name in order if missing(name) is None), "eager")
+
+
+def runner(
+    model: nn.Module,
+    backend: str,
+    img_size: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Runner:
+    """``model``, put into evaluation, on a backend.
+
+    ``img_size`` is that of the images, the model's own if not given: ONNX Runtime and OpenVINO
+    take no other. ``dtype`` is float32, or bfloat16 for matrix products, where images and answers
+    stay in float32. What is done to the model later, only ``eager`` and ``compile`` may see.
+    """
+    if reason := missing(backend):
+        raise ImportError(reason)
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"a backend computes in float32 or bfloat16, got {dtype}")
+    model.eval()
+    device = next(model.parameters()).device
+    if backend in ("onnx", "openvino") and device.type != "cpu":
+        raise ValueError(f"{backend} runs on the CPU, the model is on {device}: take compile")
+    match backend:
+        case "eager":
+            return Runner(backend, by_torch(model, dtype))
+        case "compile":
+            options: dict[str, Any] = {
+                "freezing": device.type == "cpu"
+            }  # weights are constants, laid out for it
+            return Runner(backend, by_torch(torch.compile(model, options=options), dtype))
+        case "onnx":
+            run = by_onnx(model, img_size, dtype)
+        case _:
+            run = by_openvino(model, img_size, dtype)
+    return Runner(backend, fitting(run, graph.example(model, img_size).shape[1:], backend))
+
+
+def by_torch(model: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The model, compiled or not."""
+
+    def run(images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
+            return model(images).float()
+
+    return run
+
+
+def by_onnx(
+    model: nn.Module, img_size: tuple[int, int] | None, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """A session of ONNX Runtime on as many threads as torch has."""
+    if dtype != torch.float32:
+        raise ValueError("ONNX Runtime computes in float32 on a CPU: take openvino for bfloat16")
+    made = graph.onnx_model(graph.traced(model, img_size))
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+    def run(images: Tensor) -> Tensor:
+        (found,) = session.run(None, {graph.INPUT: images.contiguous().numpy()})
+        return torch.from_numpy(found)
+
+    return run
+
+
+def by_openvino(
+    model: nn.Module, img_size: tuple[int, int] | None, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """A model of OpenVINO on as many threads as torch has."""
+    made = graph.openvino_model(graph.traced(model, img_size))
+    compiled = graph.openvino().Core().compile_model(made, "CPU", settings(dtype))
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(compiled(images.contiguous().numpy())[0])
+
+    return run
+
+
+def settings(dtype: torch.dtype) -> dict[str, Any]:
+    """What OpenVINO is told: left alone it may take bfloat16, and pins its threads to cores.
+
+    Two processes with a thread each would share one core.
+    """
+    return {
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def fitting(
+    run: Callable[[Tensor], Tensor], shape: torch.Size, backend: str
+) -> Callable[[Tensor], Tensor]:
+    """Refuse images that the graph was not made for."""
+
+    def checked(images: Tensor) -> Tensor:
+        if images.shape[1:] != shape or images.dtype != torch.float32:
+            wanted, got = (" x ".join(map(str, sizes)) for sizes in (shape, images.shape[1:]))
+            raise ValueError(
+                f"this {backend} graph takes float32 images of {wanted}, got {got} in "
+                f"{images.dtype}: resize them, or make a runner for their img_size"
+            )
+        return run(images)
+
+    return checked
+
+
+def checked(name: str) -> str:
+    """A backend's name, if it is one."""
+    if name not in BACKENDS:
+        raise ValueError(f"there is no backend {name!r}: take one of {', '.join(BACKENDS)}")
+    return name

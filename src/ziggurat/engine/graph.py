@@ -1,0 +1,159 @@
+"""A model as a graph that runs without its Python code: torch.export's, ONNX, OpenVINO's.
+
+The number of images is free in all of them; height and width are those the graph was made for,
+unless they are asked to be free, too.
+"""
+
+import contextlib
+import importlib.util
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ziggurat.layers.position import LearnedTable
+from ziggurat.models.backbone import Backbone, pair
+from ziggurat.models.video import SpaceTime
+
+INPUT, OUTPUT = "images", "logits"
+EXTRAS = {  # packages -> what installs them
+    "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": ("openvino", ("openvino",)),
+    "nncf": ("openvino", ("openvino", "nncf")),
+}
+
+
+def lacking(what: str) -> str | None:
+    """What to install for a way to export; None if all is there."""
+    extra, packages = EXTRAS[what]
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return f"{what} needs {', '.join(absent)}: `pip install 'ziggurat[{extra}]'`"
+
+
+def need(what: str) -> None:
+    """Raise an ImportError that says what to install."""
+    if reason := lacking(what):
+        raise ImportError(reason)
+
+
+def openvino() -> Any:
+    """OpenVINO without the usage statistics it would send: its package for that is not there."""
+    need("openvino")
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
+
+
+def input_size(model: nn.Module) -> tuple[int, int, int]:
+    """Channels, height and width a model was built for."""
+    inner: Any = model.image_model if isinstance(model, SpaceTime) else model
+    config = getattr(inner, "pretrained_cfg", None) or {}
+    overrides = getattr(inner, "overrides", {})
+    channels, *sides = config.get("input_size") or (3, 224, 224)
+    channels = getattr(inner, "in_chans", overrides.get("in_chans", channels))
+    height, width = pair(getattr(inner, "img_size", overrides.get("img_size", sides)))
+    return channels, height, width
+
+
+def example(model: nn.Module, img_size: tuple[int, int] | None = None) -> Tensor:
+    """Two images, or clips, that the model takes."""
+    channels, *sides = input_size(model)
+    device = next(model.parameters()).device
+    frames = (model.frames,) if isinstance(model, SpaceTime) else ()
+    return torch.randn(2, *frames, channels, *(img_size or sides), device=device)
+
+
+def traced(
+    model: nn.Module, img_size: tuple[int, int] | None = None, dynamic: bool = False
+) -> ExportedProgram:
+    """The model in inference for any number of images; with ``dynamic`` of any size."""
+    images = example(model, img_size)
+    free: dict[int, Any] = {0: Dim("batch", min=1)}
+    if dynamic:
+        free |= {images.ndim - 2: Dim.AUTO, images.ndim - 1: Dim.AUTO}
+    name = model.name if isinstance(model, Backbone) else type(model).__name__
+    model.eval()
+    try:
+        with quiet(), torch.no_grad(), made_of_tables(model, None if dynamic else images):
+            return torch.export.export(model, (images,), dynamic_shapes=(free,))
+    except Exception as error:  # torch has many kinds, of no common base
+        said = str(error).strip().splitlines()
+        raise ValueError(f"{name} cannot be traced: {said[0] if said else error!r}") from error
+
+
+@contextlib.contextmanager
+def made_of_tables(model: nn.Module, images: Tensor | None) -> Iterator[None]:
+    """What is made of learned tables for such images is a constant of the graph.
+
+    It need not be made again for each call, and not every format knows how (bicubic resizing).
+    """
+    tables = [module for module in model.modules() if isinstance(module, LearnedTable)]
+    made: dict[tuple[LearnedTable, Hashable], Any] = {}
+
+    def once(table: LearnedTable, key: Hashable, make: Callable[[], Any]) -> Any:
+        if (table, key) not in made:
+            made[table, key] = make()
+        return made[table, key]
+
+    if images is None:
+        yield
+        return
+    for table in tables:
+        table.kept = partial(once, table)  # type: ignore[method-assign]
+    try:
+        model(images)
+        yield
+    finally:
+        for table in tables:
+            del table.kept
+
+
+def onnx_model(program: ExportedProgram) -> Any:
+    """The graph as an ``onnx.ModelProto``."""
+    need("onnx")
+    with quiet():
+        made = torch.onnx.export(
+            program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT]
+        )
+    assert made is not None
+    return made.model_proto
+
+
+def openvino_model(program: ExportedProgram) -> Any:
+    """The graph as an ``openvino.Model``."""
+    ov = openvino()
+    with quiet():
+        made = ov.convert_model(program, input=[ov.PartialShape(shape_of(program))])
+    made.inputs[0].get_tensor().set_names({INPUT})
+    made.outputs[0].get_tensor().set_names({OUTPUT})
+    return made
+
+
+def shape_of(program: ExportedProgram) -> list[int]:
+    """What the graph takes, -1 for what is free."""
+    given = program.graph_signature.user_inputs[0]
+    value = next(node.meta["val"] for node in program.graph.nodes if node.name == given)
+    return [side if isinstance(side, int) else -1 for side in value.shape]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep exporters' remarks about their own insides from the user."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

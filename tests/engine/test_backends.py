@@ -1,0 +1,147 @@
+"""Every backend says what the model says."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.small import SMALL, shallow
+from ziggurat.engine import backends, graph
+from ziggurat.engine.backends import BACKENDS, Runner, fastest, missing, runner
+from ziggurat.models.registry import create_model
+
+EACH = [("eager", "nest_tiny"), ("onnx", "hvt_ti_2"), *(("openvino", name) for name in SMALL)]
+
+
+def agrees(run: Runner, model: nn.Module, *size: int) -> None:
+    """For one image and for more."""
+    for count in (1, 3):
+        images = torch.randn(count, 3, *size)
+        with torch.no_grad():
+            expected = model(images)
+        torch.testing.assert_close(run(images), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("backend", "name"), EACH)
+def test_a_backend_agrees_with_torch_for_any_number_of_images(backend: str, name: str) -> None:
+    model = shallow(name)
+    run = runner(model, backend)
+    assert run.name == backend
+    agrees(run, model, *model.img_size)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_a_backend_takes_another_size_if_told(backend: str) -> None:
+    model = shallow("nest_tiny")
+    run = runner(model, backend, (40, 56))
+    agrees(run, model, 40, 56)
+    with pytest.raises(ValueError, match="images of 3 x 40 x 56, got 3 x 64 x 64"):
+        run(torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("name", ["timm/deit_tiny_patch16_224", "timm/mobilenetv3_small_050"])
+def test_models_of_timm_run_on_openvino(name: str) -> None:
+    size = {"img_size": 64, "depth": 2} if "deit" in name else {}
+    model = create_model(name, num_classes=5, **size).eval()
+    agrees(runner(model, "openvino", (64, 64)), model, 64, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hvt_ti_2", "hivit_tiny"])
+def test_a_compiled_model_agrees(name: str) -> None:
+    torch.compiler.reset()
+    model = shallow(name)
+    agrees(runner(model, "compile"), model, *model.img_size)
+
+
+def test_bfloat16_is_close_and_answers_in_float32() -> None:
+    model = shallow("hvt_ti_2")
+    images = torch.randn(2, 3, *model.img_size)
+    full = runner(model, "eager")(images)
+    for backend in ("eager", "openvino"):
+        low = runner(model, backend, dtype=torch.bfloat16)(images)
+        assert low.dtype == torch.float32
+        torch.testing.assert_close(low, full, rtol=0.1, atol=0.05)
+    with pytest.raises(ValueError, match="take openvino for bfloat16"):
+        runner(model, "onnx", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"float32 or bfloat16, got torch\.float16"):
+        runner(model, "eager", dtype=torch.float16)
+
+
+def test_openvino_is_told_to_stay_in_float32() -> None:
+    assert backends.settings(torch.float32)["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+def test_openvino_sends_no_statistics() -> None:
+    graph.openvino()
+    assert sys.modules["openvino_telemetry"] is None
+
+
+def test_threads_take_turns() -> None:
+    inside = 0
+
+    def run(images: Tensor) -> Tensor:
+        nonlocal inside
+        inside += 1
+        assert inside == 1
+        threading.Event().wait(0.01)
+        inside -= 1
+        return images
+
+    alone = Runner("eager", run)
+    found: list[Tensor] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(alone(torch.ones(1)))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+
+
+def test_the_fastest_is_the_best_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*absent: str) -> Callable[[str], str | None]:
+        return lambda name: f"no {name}" if name in absent else None
+
+    for absent, expected in (
+        ((), "openvino"),
+        (("openvino",), "onnx"),
+        (("openvino", "onnx"), "eager"),
+    ):
+        monkeypatch.setattr(backends, "missing", without(*absent))
+        assert fastest() == expected
+    assert fastest("cuda") == "compile"
+
+
+def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing("eager") is None
+    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
+    assert missing("openvino") == "openvino needs openvino: `pip install 'ziggurat[openvino]'`"
+    with pytest.raises(ImportError, match=r"onnx needs onnx, onnxscript, onnxruntime: .*export"):
+        runner(shallow("hvt_ti_2"), "onnx")
+    monkeypatch.setattr(backends.shutil, "which", lambda name: None)
+    assert missing("compile") == "compile needs a C++ compiler: install g++ or clang"
+
+
+def test_an_unknown_backend_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=f"no backend 'tensorrt': take one of {', '.join(BACKENDS)}"
+    ):
+        missing("tensorrt")
+
+
+def test_a_model_that_cannot_be_traced_is_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, images: Tensor) -> Tensor:
+            return images * self.weight if images.sum() > 0 else images
+
+    with pytest.raises(ValueError, match="Odd cannot be traced"):
+        runner(Odd(), "openvino")
