@@ -41,6 +41,7 @@ def test_what_can_be_asked_for_is_told(client: TestClient) -> None:
     assert nest.methods[0] == "gradcat"
     assert "gradcat" not in rest.methods
     assert nest.classes == list(CLASSES)
+    assert nest.backend == "eager"
     assert (about.limits.bytes, about.limits.pixels) == (4_000_000, 20_000_000)
     assert {*nest.methods, *rest.methods} <= {method.name for method in about.methods}
     for example in about.examples:
@@ -242,7 +243,7 @@ def test_a_model_works_for_one_at_a_time_and_keeps_nobody_else_waiting(
         waiting = [pool.submit(ask, client, image, model="slow") for image in images]
         while not slow.begun:
             time.sleep(0.01)
-        assert client.get("/api/about").status_code == 200
+        assert client.get("/healthz").status_code == 200
         assert ask(client, images[0], model="rest_lite").status_code == 200
         assert not any(one.done() for one in waiting)
         slow.go.set()

@@ -7,6 +7,14 @@ import pytest
 from ziggurat.web.batching import Batcher, Full
 
 
+def never() -> bool:
+    return False
+
+
+def always() -> bool:
+    return True
+
+
 class Model:
     """Doubles numbers when it may, and knows its batches."""
 
@@ -31,7 +39,7 @@ def model() -> Iterator[Model]:
 
 def busy(model: Model, batch: int = 3, limit: int = 8) -> tuple[Batcher[int, int], Future[int]]:
     """One whose model is at work on 0."""
-    batcher = Batcher(model, batch, limit, wait=0)
+    batcher = Batcher(model, batch, limit, never)
     (first,) = batcher.submit([0])
     assert model.begun.wait(20)
     return batcher, first
@@ -49,14 +57,17 @@ def test_who_comes_while_the_model_works_goes_together(model: Model) -> None:
 
 def test_the_first_waits_for_company_but_not_for_long(model: Model) -> None:
     model.go.set()
-    batcher = Batcher(model, 3, 8, wait=0.3)
+    batcher = Batcher(model, 3, 8, always, wait=0.3)
     answers = [batcher.submit([i])[0] for i in (1, 2)]
     wait(answers, 20)
     assert model.batches == [[1, 2]]
     batcher.close()
-    patient = Batcher(model, 3, 8, wait=600)
+    patient = Batcher(model, 3, 8, always, wait=600)
     assert not wait(patient.submit([1, 2, 3]), 20).not_done  # full: nobody to wait for
     patient.close()
+    alone = Batcher(model, 3, 8, never, wait=600)
+    assert not wait(alone.submit([1]), 20).not_done  # nobody else is there
+    alone.close()
 
 
 def test_what_is_cancelled_is_never_computed_and_frees_its_place(model: Model) -> None:
@@ -115,7 +126,7 @@ def test_nothing_is_lost_among_many_threads() -> None:
         batches.append(len(items))
         return items
 
-    batcher = Batcher(run, batch=7, limit=10_000, wait=0.001)
+    batcher = Batcher(run, batch=7, limit=10_000, company=always, wait=0.001)
     answers: list[Future[int]] = []
 
     def ask(start: int) -> None:

@@ -42,6 +42,7 @@ class Model(BaseModel):
     name: str
     classes: list[str] = Field(description="by their numbers, from 0")
     methods: list[str] = Field(description="that explain this model, the best first")
+    backend: str = Field(description="that runs its predictions")
 
 
 class Method(BaseModel):

@@ -3,7 +3,7 @@
     requests: submit([item, ...]) -> futures        one thread: take -> run([item, ...]) -> results
 
 Who comes while the model works waits and goes with the next call; who comes when it rests waits a
-few milliseconds for company. What is cancelled before its turn is never computed.
+few milliseconds for company, if there is any. What is cancelled before its turn is never computed.
 """
 
 import threading
@@ -34,7 +34,8 @@ class Waiting(NamedTuple, Generic[Item, Result]):
 class Batcher(Generic[Item, Result]):
     """Calls ``run`` from one thread of its own, with at most ``batch`` items at once.
 
-    ``limit`` bounds those that wait. The thread starts with the first item and ends with ``close``.
+    ``limit`` bounds those that wait, ``company`` says whether more may come soon. The thread starts
+    with the first item and ends with ``close``.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[list[Item]], Sequence[Result]],
         batch: int,
         limit: int,
+        company: Callable[[], bool],
         wait: float = WAIT,
     ) -> None:
-        self.run, self.batch, self.limit, self.wait = run, batch, limit, wait
+        self.run, self.batch, self.limit = run, batch, limit
+        self.company, self.wait = company, wait
         self.queue: deque[Waiting[Item, Result]] = deque()
         self.changed = threading.Condition()
         self.closing = False
@@ -99,7 +102,7 @@ class Batcher(Generic[Item, Result]):
                     self.thread = None
                     return None
                 self.changed.wait()
-            until = self.queue[0].since + self.wait
+            until = self.queue[0].since + (self.wait if self.company() else 0)
             while 0 < len(self.queue) < self.batch and not self.closing:
                 left = until - time.monotonic()
                 if left <= 0:

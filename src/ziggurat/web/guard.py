@@ -125,8 +125,6 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
-        self.inside = 0
-        service.metrics.inside.set_function(lambda: self.inside)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -151,15 +149,16 @@ class Guard:
         refusal = None
         if exchange.length > self.service.limits.bytes:
             refusal = said(413, exchange.too_much)
-        elif works and self.inside >= self.service.limits.queue:
-            refusal = said(503, f"{self.inside} requests are at work or wait: try again", AGAIN)
+        elif works and self.service.inside >= self.service.limits.queue:
+            words = f"{self.service.inside} requests are at work or wait: try again"
+            refusal = said(503, words, AGAIN)
         if refusal:
             return await refusal(scope, exchange.receive, exchange.send)
-        self.inside += works
+        self.service.inside += works
         try:
             await self.attend(scope, exchange)
         finally:
-            self.inside -= works
+            self.service.inside -= works
 
     async def attend(self, scope: Scope, exchange: Exchange) -> None:
         """Let the application answer; stop it when time is up or nobody waits for the answer."""

@@ -91,13 +91,29 @@ class Computed(NamedTuple):
 class Served:
     """One checkpoint with its two threads."""
 
-    def __init__(self, name: str, model: Explainer, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Explainer,
+        limits: Limits,
+        metrics: Metrics,
+        company: Callable[[], bool],
+    ) -> None:
         self.name, self.model, self.limits = name, model, limits
         most = max(limits.queue, limits.images, limits.batch)  # a whole request fits
-        self.batcher: Batcher[Tensor, Computed] = Batcher(self.compute, limits.batch, most)
+        self.batcher: Batcher[Tensor, Computed] = Batcher(self.compute, limits.batch, most, company)
         self.explaining = ThreadPoolExecutor(1, "explain")
         metrics.waiting.labels(name).set_function(lambda: len(self.batcher))
         self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
+
+    def about(self) -> Model:
+        """What can be asked of it."""
+        return Model(
+            name=self.name,
+            classes=list(self.model.classes),
+            methods=list(self.model.methods),
+            backend=self.model.classifier.runner.name,
+        )
 
     def compute(self, pixels: list[Tensor]) -> list[Computed]:
         """A batch."""
@@ -127,15 +143,18 @@ class Service:
     """What the routes do."""
 
     status: Literal["starting", "ready", "stopping"] = "ready"
-    unanswered = 0  # when a server had to stop
+    inside = 0  # requests for work
+    unanswered = 0  # of them, when a server had to stop
 
     def __init__(self, models: Mapping[str, Explainer], limits: Limits) -> None:
         self.limits, self.metrics = limits, Metrics(__version__)
         self.models = {
-            name: Served(name, model, limits, self.metrics) for name, model in models.items()
+            name: Served(name, model, limits, self.metrics, lambda: self.inside > 1)
+            for name, model in models.items()
         }
         self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")  # they take the memory
         self.metrics.ready.set_function(lambda: self.status == "ready")
+        self.metrics.inside.set_function(lambda: self.inside)
 
     async def warm(self) -> None:
         """Ready once each model has been."""
@@ -163,10 +182,7 @@ class Service:
         return About(
             version=__version__,
             limits=self.limits,
-            models=[
-                Model(name=name, classes=list(one.model.classes), methods=list(one.model.methods))
-                for name, one in self.models.items()
-            ],
+            models=[one.about() for one in self.models.values()],
             methods=[Method(name=n, title=TITLES[n], about=about) for n, about in METHODS.items()],
             examples=[ExampleImage(name=n, credit=one.credit) for n, one in examples().items()],
         )
