@@ -49,7 +49,7 @@ def test_a_port_in_use_is_one_line(mistake: Mistake) -> None:
 
 def test_a_missing_extra_is_one_line(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    mistake(["serve"], "the page needs uvicorn: pip install 'ziggurat[serve]'")
+    mistake(["serve"], "serving needs uvicorn: pip install 'ziggurat[serve]'")
 
 
 def test_the_runs_there_are_are_served_until_it_is_ended(tmp_path: Path) -> None:

@@ -110,3 +110,20 @@ def test_heat_lies_on_what_photos_show() -> None:
                 assert y0 <= y / heat.shape[0] <= y1, (method, file)
     dog, cat = explainer(PHOTOS / "dog_and_cat.png", "cam", [243, 282]).found.maps
     assert torch.corrcoef(torch.stack([dog.flatten(), cat.flatten()]))[0, 1] < 0
+
+
+def test_what_an_explanation_does_to_its_modules_does_not_reach_predictions(
+    explainer: Explainer,
+) -> None:
+    """They may run at the same time; the weights are there once."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    explainer.model.register_forward_pre_hook(fail)
+    classifier = explainer.classifier
+    assert classifier.probabilities([classifier.pixels(photo({RED: 5}), "it")]).argmax() == 0
+    with pytest.raises(AssertionError):
+        explainer(photo({RED: 5}))
+    own, other = (dict(model.named_parameters()) for model in (explainer.model, classifier.model))
+    assert all(own[name].data_ptr() == other[name].data_ptr() for name in own | other)

@@ -7,6 +7,7 @@ from PIL import Image
 import ziggurat
 from tests.models.small import shallow
 from ziggurat.cli import main, verb
+from ziggurat.data.images import TooLarge
 from ziggurat.engine.backends import BACKENDS
 from ziggurat.engine.predict import Classifier, imagenet_names, opened, predict
 
@@ -47,6 +48,17 @@ def test_images_are_computed_together(saved: Path) -> None:
     alone = torch.cat([classify.probabilities([classify.pixels(image)]) for image in GREY])
     torch.testing.assert_close(together, alone)
     assert classify.guesses(together[0], 1)[0].probability == together[0].max()
+
+
+def test_a_line_is_refused_before_it_is_scaled_to_gigabytes(saved: Path) -> None:
+    classify = Classifier(saved)
+    for size in ((4000, 1), (1, 4000), (1_000_000, 9)):
+        with pytest.raises(TooLarge, match=r"it: .* more than 100 times as long as wide"):
+            classify.pixels(Image.new("RGB", size), "it")
+    assert classify.pixels(Image.new("RGB", (100, 1))).shape == classify.shape
+    first, second = classify([Image.new("RGB", (4000, 1)), GREY[0]])
+    assert first.error == "image 0: 4000 x 1, more than 100 times as long as wide"
+    assert second.top
 
 
 def test_a_model_is_opened_by_name_and_weights(saved: Path) -> None:

@@ -2,23 +2,26 @@ import io
 import socket
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
+from torch import Tensor
 
 from tests.models.small import small
 from ziggurat.engine.explain import Explainer
 from ziggurat.models.pretrained import save_pretrained
 from ziggurat.web.app import application
+from ziggurat.web.server import Server
 
 CLASSES = ("<b>cat</b>", "dog & fox", *(f"class {i}" for i in range(2, 10)))
 
@@ -53,16 +56,63 @@ def client(app: FastAPI) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def served(app: FastAPI) -> Iterator[str]:
-    """The address of a real server."""
+class Serving(NamedTuple):
+    """A real server's address, and how to stop it."""
+
+    address: str
+    stop: Callable[[], None]
+
+
+@contextmanager
+def serving(app: FastAPI, grace: int = 5) -> Iterator[Serving]:
     opened = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = Server(app, grace)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
-    yield f"http://127.0.0.1:{opened.getsockname()[1]}"
-    server.should_exit = True
+
+    def stop() -> None:
+        server.should_exit = True
+
+    yield Serving(f"http://127.0.0.1:{opened.getsockname()[1]}", stop)
+    stop()
     thread.join()
+
+
+@pytest.fixture(scope="session")
+def served(models: dict[str, Explainer]) -> Iterator[str]:
+    with serving(application(models, max_mb=4, max_megapixels=20)) as (address, _):
+        yield address
+
+
+class Gate:
+    """A model whose predictions wait until they may, and which knows its batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = Explainer(folder)
+        self.own = self.model.classifier.probabilities
+        self.model.classifier.probabilities = self.held  # type: ignore[method-assign]
+        self.go, self.begun, self.batches = threading.Event(), threading.Event(), list[int]()
+
+    def held(self, pixels: Sequence[Tensor]) -> Tensor:
+        self.batches.append(len(pixels))
+        self.begun.set()
+        assert self.go.wait(20)
+        return self.own(pixels)
+
+
+@pytest.fixture
+def gate(folders: list[Path]) -> Iterator[Gate]:
+    gate = Gate(folders[0])
+    yield gate
+    gate.go.set()
+
+
+def until(done: Callable[[], object], seconds: float = 20) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (80, 60)) -> Image.Image:

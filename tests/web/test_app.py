@@ -41,6 +41,7 @@ def test_what_can_be_asked_for_is_told(client: TestClient) -> None:
     assert nest.methods[0] == "gradcat"
     assert "gradcat" not in rest.methods
     assert nest.classes == list(CLASSES)
+    assert nest.backend == "eager"
     assert (about.limits.bytes, about.limits.pixels) == (4_000_000, 20_000_000)
     assert {*nest.methods, *rest.methods} <= {method.name for method in about.methods}
     for example in about.examples:
@@ -242,7 +243,7 @@ def test_a_model_works_for_one_at_a_time_and_keeps_nobody_else_waiting(
         waiting = [pool.submit(ask, client, image, model="slow") for image in images]
         while not slow.begun:
             time.sleep(0.01)
-        assert client.get("/api/about").status_code == 200
+        assert client.get("/healthz").status_code == 200
         assert ask(client, images[0], model="rest_lite").status_code == 200
         assert not any(one.done() for one in waiting)
         slow.go.set()
@@ -285,21 +286,24 @@ def test_the_page_asks_for_nothing_from_elsewhere() -> None:
 def test_the_api_is_documented_as_it_is(client: TestClient) -> None:
     found = client.get("/api/openapi.json").json()
     assert set(found["paths"]) == {
+        "/healthz",
+        "/metrics",
         "/api/about",
         "/api/examples/{name}",
+        "/api/predict",
         "/api/explain",
         "/api/figure",
     }
     schemas = found["components"]["schemas"]
     assert "HTTPValidationError" not in schemas
-    for path in ("/api/explain", "/api/figure"):
+    for path, more in (("/api/explain", set()), ("/api/figure", set()), ("/api/predict", {"415"})):
         question = found["paths"][path]["post"]
-        (form,) = question["requestBody"]["content"]
-        assert form == "multipart/form-data"
-        answers = question["responses"]
-        assert set(answers) == {"200", "400", "404", "413", "422"}
-        for status in ("400", "404", "413", "422"):
-            schema = answers[status]["content"]["application/json"]["schema"]
+        kinds = {"multipart/form-data"} | ({"application/json"} if more else set())
+        assert set(question["requestBody"]["content"]) == kinds
+        errors = {"400", "404", "408", "413", "422", "503", "504", *more}
+        assert set(question["responses"]) == {"200", *errors}
+        for status in errors:
+            schema = question["responses"][status]["content"]["application/json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/Error"}
     figure = found["paths"]["/api/figure"]["post"]["responses"]["200"]["content"]
     assert list(figure) == ["image/png"]

@@ -1,15 +1,17 @@
-"""The verb that opens models to a browser: ``serve``."""
+"""The verb that opens models to programs and browsers: ``serve``."""
 
 import argparse
 import errno
 import math
+import os
 import socket
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.cli.verb import Verb
+from ziggurat.cli.verb import BACKENDS, Verb, positive
 
 if TYPE_CHECKING:
     from ziggurat.engine.explain import Explainer
@@ -18,29 +20,37 @@ RUNS = Path("runs")
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(args: argparse.Namespace) -> None:
-    """Show in a browser what classifiers see in an image, and where."""
+def serve(args: argparse.Namespace) -> int:
+    """Serve classifiers: predictions for programs, and a page that shows where they look."""
     try:
+        import prometheus_client  # noqa: F401, at /metrics
         import python_multipart  # noqa: F401, reads forms
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from ziggurat.web.app import application
+        from ziggurat.web.server import Server
     except ImportError as error:
-        raise ImportError(f"the page needs {error.name}: pip install 'ziggurat[serve]'") from None
+        raise ImportError(f"serving needs {error.name}: pip install 'ziggurat[serve]'") from None
+    warnings.filterwarnings("ignore", module="PIL")  # one for each way a file can be damaged
     with listening(args.host, args.port) as opened:
-        models = loaded(args.checkpoints) if args.checkpoints else found()
-        app = application(models, args.max_mb, args.max_megapixels)
+        given = args.checkpoints
+        models = loaded(given, args.backend) if given else found(args.backend)
+        app = application(
+            models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
+        )
+        server = Server(app, args.grace)
         opened.listen()  # who comes before the server is up waits for it
         host, port = opened.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
         if args.host not in LOCAL:
             print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
-        try:
-            server.run(sockets=[opened])
-        except KeyboardInterrupt:  # after it has answered what was asked
-            return
+        server.run(sockets=[opened])
+    if server.service.unanswered:
+        left = f"{server.service.unanswered} requests were not answered within {args.grace} s"
+        print(f"ziggurat: {left}: give it more --grace", file=sys.stderr, flush=True)
+        os._exit(1)  # threads that are still at work would be waited for
+    return 0
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -56,28 +66,28 @@ def listening(host: str, port: int) -> socket.socket:
     return opened
 
 
-def loaded(sources: Sequence[str]) -> dict[str, "Explainer"]:
+def loaded(sources: Sequence[str], backend: str) -> dict[str, "Explainer"]:
     """Models by the names that visitors choose from: the shortest that tell them apart."""
     from ziggurat.engine.explain import Explainer
     from ziggurat.engine.runs import titles
 
     folders = [source for source in sources if Path(source).is_dir()]
     named = dict(zip(folders, titles(list(map(Path, folders))), strict=True)) if folders else {}
-    models = {named.get(source, source): Explainer(source) for source in sources}
+    models = {named.get(source, source): Explainer(source, backend=backend) for source in sources}
     for name, model in models.items():
         if not model.methods:
             raise ValueError(f"{name} cannot be explained by any method")
     return models
 
 
-def found() -> dict[str, "Explainer"]:
+def found(backend: str) -> dict[str, "Explainer"]:
     """The classifiers of the runs there are; others are told of and left out."""
     from ziggurat.models.pretrained import CONFIG
 
     models: dict[str, Explainer] = {}
     for folder in sorted(config.parent for config in RUNS.glob(f"*/{CONFIG}")):
         try:
-            models |= loaded([str(folder)])
+            models |= loaded([str(folder)], backend)
         except ValueError as error:
             print(f"ziggurat: {folder} is left out: {error}", file=sys.stderr)
     if not models:
@@ -119,3 +129,13 @@ def add(verb: Verb) -> None:
     one.add_argument("--port", type=port, default=8000, help="0: any that is free (8000)")
     one.add_argument("--max-mb", type=amount, default=20, help="of an upload (20)")
     one.add_argument("--max-megapixels", type=amount, default=64, help="of an image (64)")
+    one.add_argument(
+        "--backend",
+        choices=("auto", *BACKENDS),
+        default="auto",
+        help="what runs predictions (auto: the fastest that is installed)",
+    )
+    one.add_argument("--batch", type=positive, default=16, help="images a model takes at once (16)")
+    one.add_argument("--queue", type=positive, default=64, help="requests taken in at once (64)")
+    one.add_argument("--timeout", type=amount, default=30, help="seconds a request may take (30)")
+    one.add_argument("--grace", type=positive, default=30, help="seconds to finish on SIGTERM (30)")

@@ -41,7 +41,7 @@ class BadImage(ValueError):
 
 
 class TooLarge(BadImage):
-    """An image of more pixels than are taken; none of them was decoded."""
+    """An image of more pixels than are taken, or that would have as many once scaled."""
 
 
 # A file to pixels.

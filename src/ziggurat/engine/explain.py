@@ -1,15 +1,16 @@
 """Why a saved model says what it says of an image: its own preprocessing, classes by name."""
 
+import copy
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
-from ziggurat.data.images import as_rgb, read_image
+from ziggurat.data.images import read_image
 from ziggurat.engine.predict import Classifier, Guess
 from ziggurat.explain import METHODS, Explanation, explain, reason
 
@@ -30,12 +31,15 @@ class Explainer:
     Explainer("runs/digits")("a.png", method="gradcat", top=4)
 
     ``source`` is a run's folder, a hub id, a model at hand, or a model's name and its weights:
-    ``timm/resnet50:published``, ``timm/NAME:package:NAME``.
+    ``timm/resnet50:published``, ``timm/NAME:package:NAME``. ``backend`` is its classifier's;
+    explanations need gradients, and torch.
     """
 
-    def __init__(self, source: str | Path | Any, device: str | None = None) -> None:
-        self.classifier = Classifier(source, device)
-        self.model = self.classifier.model
+    def __init__(
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
+    ) -> None:
+        self.classifier = Classifier(source, device, backend)
+        self.model = twin(self.classifier.model)
         self.classes = self.classifier.classes
         self.methods = tuple(name for name in METHODS if reason(self.model, name) is None)
 
@@ -52,17 +56,14 @@ class Explainer:
         if why is not None:
             raise ValueError(why)
         wanted = None if classes is None else [self.number(one) for one in classes]
-        opened = image if isinstance(image, Image.Image) else read_image(image, str(image))
-        pixels = torch.as_tensor(np.asarray(self.classifier.transform(as_rgb(opened))))
-        batch = pixels[None].to(self.classifier.device).float()
-        batch = (batch - self.classifier.mean) / self.classifier.std
+        name = "the image" if isinstance(image, Image.Image) else str(image)
+        opened = image if isinstance(image, Image.Image) else read_image(image, name)
+        pixels = self.classifier.pixels(opened, name)
+        batch = self.classifier.normalised([pixels])
         with torch.inference_mode():
-            chances = self.model(batch).float().softmax(1)[0]
-        best = chances.topk(min(max(top, 1), len(self.classes)))
-        likeliest = best.indices.tolist()
-        guesses = [
-            Guess(self.classes[i], p) for i, p in zip(likeliest, best.values.tolist(), strict=True)
-        ]
+            chances = self.model(batch).float().softmax(1)[0].cpu()
+        guesses = self.classifier.guesses(chances, max(top, 1))
+        likeliest = chances.topk(len(guesses)).indices.tolist()
         numbers = likeliest if wanted is None else wanted
         found = explain(self.model, batch, numbers, method)
         seen = Image.fromarray(pixels.permute(1, 2, 0).numpy())
@@ -84,3 +85,9 @@ class Explainer:
         some = ", ".join(self.classes[:5]) + ", ..." * (len(self.classes) > 5)
         hint = f"did you mean {near[0]!r}?" if near else f"the model knows {some}"
         raise ValueError(f"no class is called {wanted!r}: {hint}")
+
+
+def twin(model: nn.Module) -> Any:
+    """The same weights in other modules: an explanation's hooks meet no other thread's call."""
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})

@@ -5,16 +5,19 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from ziggurat.data.images import EXTENSIONS, BadImage, as_rgb, read_image
+from ziggurat.data.images import EXTENSIONS, BadImage, TooLarge, as_rgb, read_image
 from ziggurat.engine.backends import fastest, runner
 from ziggurat.models.pretrained import from_pretrained, open_model
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes, test_transform
+
+LONGEST = 100  # times as long as wide: the thinnest image that is looked at
 
 
 class Guess(NamedTuple):
@@ -56,11 +59,12 @@ class Classifier:
         self.model = model.to(self.device).eval()
         config = model.pretrained_cfg
         self.transform = test_transform(config)
+        self.shape: tuple[int, ...] = tuple(config["input_size"])  # (3, H, W)
         self.mean, self.std = (as_bytes(config[key]).to(self.device) for key in ("mean", "std"))
         names = config.get("label_names") or [f"class {i}" for i in range(model.num_classes)]
         self.classes: tuple[str, ...] = tuple(names)
         backend = fastest(self.device) if backend == "auto" else backend
-        _, height, width = config["input_size"]
+        _, height, width = self.shape
         self.runner = runner(self.model, backend, (height, width))
 
     def __call__(
@@ -72,7 +76,7 @@ class Classifier:
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
                 found = image if isinstance(image, Image.Image) else read_image(image, name)
-                waiting.append((name, self.pixels(found)))
+                waiting.append((name, self.pixels(found, name)))
             except BadImage as error:
                 waiting.append((name, error))
             if len(waiting) == batch:
@@ -80,14 +84,25 @@ class Classifier:
                 waiting = []
         yield from self.answers(waiting, top)
 
-    def pixels(self, image: Image.Image) -> Tensor:
-        """An image as the model takes it, but in bytes (3, H, W)."""
-        return torch.as_tensor(self.transform(as_rgb(image)))
+    def pixels(self, image: Image.Image, name: str = "the image") -> Tensor:
+        """An image as the model takes it, but in bytes (3, H, W); ``name`` is for the TooLarge.
+
+        The shorter side is scaled to the model's, so that a line of 4000 x 1 would become an image
+        of a million columns: what is that thin is refused.
+        """
+        short, long = sorted(image.size)
+        if long > LONGEST * short:
+            W, H = image.size
+            raise TooLarge(f"{name}: {W} x {H}, more than {LONGEST} times as long as wide")
+        return torch.as_tensor(np.asarray(self.transform(as_rgb(image))))
+
+    def normalised(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Such images together, as the model takes them: (B, 3, H, W)."""
+        return (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
 
     def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
         """Those of all classes for each of such images, computed together: (B, classes)."""
-        images = (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
-        return self.runner(images).softmax(1)
+        return self.runner(self.normalised(pixels)).softmax(1).cpu()
 
     def guesses(self, probabilities: Tensor, top: int) -> list[Guess]:
         """The likeliest classes of one image."""

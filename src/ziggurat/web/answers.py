@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -17,12 +18,22 @@ class Error(BaseModel):
     error: str = Field(description="one line for a person")
 
 
+class Health(BaseModel):
+    """Whether requests should be sent here; that there is an answer says that it lives."""
+
+    status: Literal["starting", "ready", "stopping"]
+
+
 class Limits(BaseModel):
     """What is taken."""
 
     bytes: int = Field(description="of a whole request")
     pixels: int = Field(description="of an image, before it is scaled down")
     top: int = Field(description="classes that one request may ask for")
+    images: int = Field(description="that one request for predictions may hold")
+    batch: int = Field(description="images that a model is given at once")
+    queue: int = Field(description="requests that are at work or wait; others are sent away")
+    seconds: float = Field(description="from a request's first byte to its answer")
 
 
 class Model(BaseModel):
@@ -31,6 +42,7 @@ class Model(BaseModel):
     name: str
     classes: list[str] = Field(description="by their numbers, from 0")
     methods: list[str] = Field(description="that explain this model, the best first")
+    backend: str = Field(description="that runs its predictions")
 
 
 class Method(BaseModel):
@@ -63,6 +75,28 @@ class Guess(BaseModel):
 
     name: str
     probability: float
+
+
+class Prediction(BaseModel):
+    """What one image shows."""
+
+    top: list[Guess] = Field(description="the likeliest classes, the likeliest first")
+
+
+class Timing(BaseModel):
+    """Where the time went, in milliseconds; of several images the longest."""
+
+    waiting: float = Field(description="for the model, after the image was decoded")
+    model: float = Field(description="for the whole batch that the image was in")
+    batch: int = Field(description="images in it, also of other requests")
+
+
+class Predictions(BaseModel):
+    """What a model says of images."""
+
+    model: str
+    images: list[Prediction] = Field(description="one an image, in the order sent")
+    timing: Timing
 
 
 class Step(BaseModel):

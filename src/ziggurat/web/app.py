@@ -1,172 +1,65 @@
 """One application: a page at ``/`` over an API under ``/api``.
 
-    image, checkpoint, methods -> POST /api/explain -> classes, heat maps, GradCAT's paths
-                               -> POST /api/figure  -> the same as one picture
+    images              -> POST /api/predict -> classes
+    image, methods      -> POST /api/explain -> classes, heat maps, GradCAT's paths
+                        -> POST /api/figure  -> the same as one picture
 
 Each request carries its image and is forgotten with its answer: there is nothing of one visitor
-that another could see. Images are decoded, and models run, in threads, one at a time a model.
+that another could see.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, File, Form, HTTPException, Request, Response, UploadFile
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
-from PIL import Image
+from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ziggurat import __version__
-from ziggurat.data.images import BadImage, TooLarge, read_image
-from ziggurat.engine.explain import Explained, Explainer
-from ziggurat.explain import METHODS, reason
-from ziggurat.explain.figures import TITLES, figure
-from ziggurat.web.answers import (
-    About,
-    Answer,
-    Error,
-    ExampleImage,
-    Limits,
-    Method,
-    Model,
-    answer,
-    as_png,
-)
-from ziggurat.web.examples import examples
-from ziggurat.web.guard import HEADERS, Guard
+from ziggurat.engine.explain import Explainer
+from ziggurat.web.answers import Error, Health, Limits
+from ziggurat.web.guard import Guard, said
+from ziggurat.web.metrics import KIND
+from ziggurat.web.questions import IMAGES, TOP, documented, first, shown
+from ziggurat.web.service import Service
 
 PAGE = Path(__file__).parent / "page"
 Answers = dict[int | str, dict[str, Any]]  # by status, as OpenAPI has them
-MOST = 10  # classes that one request may ask for
-KINDS = "send a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
-
-Upload = Annotated[UploadFile, File(description="the image's file; its name is not looked at")]
-Called = Annotated[str, Form(description="a checkpoint of `/api/about`")]
-Ways = Annotated[
-    list[str] | None, Form(description="how to explain; the model's best if not given")
-]
-Numbers = Annotated[
-    list[int] | None,
-    Form(description="classes to explain, by number; the likeliest if not given", max_length=MOST),
-]
-Top = Annotated[int, Form(ge=1, le=MOST, description="how many of the likeliest classes")]
-
-
-class Service:
-    """What the routes do, for the models and limits a server was started with."""
-
-    def __init__(self, models: Mapping[str, Explainer], max_bytes: int, max_pixels: int) -> None:
-        self.models = dict(models)
-        self.limits = Limits(bytes=max_bytes, pixels=max_pixels, top=MOST)
-        self.turns = {name: CapacityLimiter(1) for name in models}
-        self.decoders = CapacityLimiter(os.cpu_count() or 1)  # they take the memory
-
-    async def about(self) -> About:
-        """Checkpoints, methods, examples and limits."""
-        return About(
-            version=__version__,
-            limits=self.limits,
-            models=[
-                Model(name=name, classes=list(model.classes), methods=list(model.methods))
-                for name, model in self.models.items()
-            ],
-            methods=[Method(name=n, title=TITLES[n], about=about) for n, about in METHODS.items()],
-            examples=[ExampleImage(name=n, credit=one.credit) for n, one in examples().items()],
-        )
-
-    async def example(self, name: str) -> Response:
-        """An image to try."""
-        if name not in examples():
-            raise HTTPException(404, f"no example is called {name!r}")
-        found = examples()[name]
-        return Response(found.contents, media_type=found.media_type)
-
-    async def explain(
-        self, image: Upload, model: Called, method: Ways = None, classes: Numbers = None,
-        top: Top = 5,
-    ) -> Answer:  # fmt: skip
-        """The likeliest classes of an image, and where the model sees them by each method."""
-        found = await self.explained(image, model, method, classes, top)
-        return await to_thread.run_sync(answer, model, found)
-
-    async def figure(
-        self, image: Upload, model: Called, method: Ways = None, classes: Numbers = None,
-        top: Top = 5,
-    ) -> Response:  # fmt: skip
-        """The finished picture by one method, to keep."""
-        if method and len(method) > 1:
-            raise HTTPException(422, f"a figure is of one method, got {', '.join(method)}")
-        (found,) = (await self.explained(image, model, method, classes, top)).values()
-        file = await to_thread.run_sync(lambda: as_png(figure(found)))
-        kept = {"Content-Disposition": 'attachment; filename="explanation.png"'}
-        return Response(file, media_type="image/png", headers=kept)
-
-    async def explained(
-        self,
-        image: UploadFile,
-        name: str,
-        methods: Sequence[str] | None,
-        classes: Sequence[int] | None,
-        top: int,
-    ) -> dict[str, Explained]:
-        """An explanation a method."""
-        model = self.model(name)
-        chosen = list(dict.fromkeys(methods or model.methods[:1]))
-        check(model, name, chosen, classes or ())
-        picture = await to_thread.run_sync(self.decode, image, limiter=self.decoders)
-        work = partial(run, model, picture, chosen, classes, min(top, len(model.classes)))
-        return await to_thread.run_sync(work, limiter=self.turns[name])
-
-    def model(self, name: str) -> Explainer:
-        """A checkpoint by its name."""
-        if name not in self.models:
-            known = ", ".join(self.models)
-            raise HTTPException(404, f"no checkpoint is called {name!r}: there are {known}")
-        return self.models[name]
-
-    def decode(self, image: UploadFile) -> Image.Image:
-        """Pixels of a file, if they are few enough."""
-        try:
-            return read_image(image.file, "this file", self.limits.pixels)
-        except TooLarge as error:
-            raise HTTPException(413, str(error)) from None
-        except BadImage as error:
-            raise HTTPException(400, f"{error}; {KINDS}") from None
-
-
-def check(model: Explainer, name: str, methods: Sequence[str], classes: Sequence[int]) -> None:
-    """Methods and classes that the model does not have."""
-    for method in methods:
-        if method not in METHODS:
-            raise HTTPException(422, f"no method is called {method!r}: {', '.join(METHODS)}")
-        if method not in model.methods:
-            raise HTTPException(422, f"{reason(model.model, method)}")
-    for number in classes:
-        if not 0 <= number < len(model.classes):
-            most = len(model.classes) - 1
-            raise HTTPException(422, f"{name} has classes 0 to {most}, got {number}")
-
-
-def run(
-    model: Explainer,
-    image: Image.Image,
-    methods: Sequence[str],
-    classes: Sequence[int] | None,
-    top: int,
-) -> dict[str, Explained]:
-    """All methods, one after the other."""
-    return {method: model(image, method, classes, top) for method in methods}
+ASKED = {
+    400: "the request or an image in it cannot be read",
+    404: "no such checkpoint",
+    408: "the request came too slowly",
+    413: "too many bytes or pixels",
+    422: "another field is missing or wrong",
+    503: "too many are being answered: try again after `Retry-After` seconds",
+    504: "there was no answer in time",
+}
 
 
 def application(
-    models: Mapping[str, Explainer], max_mb: float = 20, max_megapixels: float = 64
+    models: Mapping[str, Explainer],
+    max_mb: float = 20,
+    max_megapixels: float = 64,
+    batch: int = 16,
+    queue: int = 64,
+    timeout: float = 30,
 ) -> FastAPI:
     """The page and its API for these models, by the names that visitors choose from."""
-    service = Service(models, round(max_mb * 1e6), round(max_megapixels * 1e6))
+    limits = Limits(
+        bytes=round(max_mb * 1e6), pixels=round(max_megapixels * 1e6), top=TOP, images=IMAGES,
+        batch=batch, queue=queue, seconds=timeout,
+    )  # fmt: skip
+    service = Service(models, limits)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
     app = FastAPI(
         title="Ziggurat",
         description="What a model sees in an image, and where. Nothing sent is kept.",
@@ -174,29 +67,38 @@ def application(
         docs_url=None,  # they fetch scripts from elsewhere
         redoc_url=None,
         openapi_url="/api/openapi.json",
+        lifespan=lifespan,
     )
-    app.add_middleware(Guard, max_bytes=service.limits.bytes)
+    app.state.service = service
+    app.add_middleware(Guard, service=service)
     app.add_exception_handler(StarletteHTTPException, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, failed)
-    asked: Answers = {
-        400: {"model": Error, "description": "the image cannot be read"},
-        404: {"model": Error, "description": "no such checkpoint"},
-        413: {"model": Error, "description": "too many bytes or pixels"},
-        422: {"model": Error, "description": "another field is missing or wrong"},
-    }
+    add_routes(app, service)
+    return app
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """All there is, with every answer that it may give."""
+    asked: Answers = {code: {"model": Error, "description": why} for code, why in ASKED.items()}
+    either = asked | {415: {"model": Error, "description": "neither a form nor JSON"}}
     drawn: Answers = {200: {"content": {"image/png": {}}, "description": "the figure"}}
     given: Answers = {
         200: {"content": {"image/*": {}}, "description": "the image's file"},
         "4XX": {"model": Error, "description": "404: no such example"},
     }
+    health: Answers = {200: {"model": Health}, 503: {"model": Health, "description": "not now"}}
+    text: Answers = {200: {"content": {KIND: {}}, "description": "Prometheus' text format"}}
+    plain: Any = {"response_class": Response}
+    app.get("/healthz", **plain, responses=health)(service.health)
+    app.get("/metrics", **plain, responses=text)(service.measured)
     app.get("/api/about")(service.about)
-    app.get("/api/examples/{name}", response_class=Response, responses=given)(service.example)
+    app.get("/api/examples/{name}", **plain, responses=given)(service.example)
+    app.post("/api/predict", responses=either, openapi_extra=documented())(service.predict)
     app.post("/api/explain", responses=asked)(service.explain)
-    app.post("/api/figure", response_class=Response, responses=drawn | asked)(service.figure)
+    app.post("/api/figure", **plain, responses=drawn | asked)(service.figure)
     for file in PAGE.iterdir():
         app.add_route("/" if file.name == "index.html" else f"/{file.name}", sent(file))
-    return app
 
 
 def sent(file: Path) -> Callable[[Request], Response]:
@@ -204,22 +106,23 @@ def sent(file: Path) -> Callable[[Request], Response]:
     return lambda request: FileResponse(file)
 
 
-def said(code: int, words: str) -> JSONResponse:
-    """An error, in the one form they all have."""
-    return JSONResponse({"error": words}, code, HEADERS)
-
-
 async def refused(request: Request, error: Exception) -> Response:
     """A request that was answered with an error on purpose."""
     assert isinstance(error, StarletteHTTPException)
-    return said(error.status_code, str(error.detail))
+    if request.scope.get("route") is None and error.status_code == 404:
+        words = f"there is nothing at {shown(request.url.path)}: see {request.app.openapi_url}"
+        return said(404, words)
+    if error.status_code == 405:
+        taken = (error.headers or {}).get("Allow", "")
+        words = f"{shown(request.method)} is not taken here: {taken} is"
+        return said(405, words, error.headers)
+    return said(error.status_code, str(error.detail), error.headers)
 
 
 async def invalid(request: Request, error: Exception) -> Response:
     """A request whose fields are not what they should be: the first of them."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return said(422, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}")
+    return said(422, first(error.errors()[0], skip=1))
 
 
 async def failed(request: Request, error: Exception) -> Response:

@@ -1,0 +1,307 @@
+"""What the routes do, for the models and limits a server was started with.
+
+Images are decoded in as many threads as there are cores. Each model has one thread for predictions,
+which takes those of many requests at once, and one for explanations. Whatever is given up before
+its turn, by its visitor or because its time is over, is dropped.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import torch
+from fastapi import File, Form, HTTPException, Request, Response, UploadFile
+from fastapi.responses import JSONResponse
+from PIL import Image
+from torch import Tensor
+
+from ziggurat import __version__
+from ziggurat.data.images import BadImage, TooLarge, read_image
+from ziggurat.engine.explain import Explained, Explainer
+from ziggurat.explain import METHODS, reason
+from ziggurat.explain.figures import TITLES, figure
+from ziggurat.web.answers import (
+    About,
+    Answer,
+    ExampleImage,
+    Guess,
+    Health,
+    Limits,
+    Method,
+    Model,
+    Prediction,
+    Predictions,
+    Timing,
+    answer,
+    as_png,
+)
+from ziggurat.web.batching import Batcher, Full
+from ziggurat.web.examples import examples
+from ziggurat.web.metrics import KIND, Metrics
+from ziggurat.web.questions import TOP, position, question, shown
+
+KINDS = "send a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+AGAIN = {"Retry-After": "1"}  # seconds
+
+Upload = Annotated[UploadFile, File(description="the image's file; its name is not looked at")]
+Called = Annotated[str, Form(min_length=1, description="a checkpoint of `/api/about`")]
+NAMES = {"type": "string", "enum": list(METHODS)}
+Ways = Annotated[
+    list[str],
+    Form(
+        default_factory=list,
+        description="how to explain; the model's best if not given",
+        json_schema_extra={"items": NAMES},
+    ),
+]
+Way = Annotated[
+    list[str],
+    Form(
+        default_factory=list,
+        description="how to explain, one; the model's best if not given",
+        json_schema_extra={"items": NAMES, "maxItems": 1},
+    ),
+]
+Numbers = Annotated[
+    list[int],
+    Form(
+        default_factory=list,
+        description="classes to explain, by number; the likeliest if not given",
+        max_length=TOP,
+    ),
+]
+Top = Annotated[int, Form(ge=1, le=TOP, description="how many of the likeliest classes")]
+Found = TypeVar("Found")
+
+
+class Computed(NamedTuple):
+    """One image's row of a batch."""
+
+    probabilities: Tensor  # (classes,)
+    began: float
+    seconds: float
+    batch: int
+
+
+class Served:
+    """One checkpoint with its two threads."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Explainer,
+        limits: Limits,
+        metrics: Metrics,
+        company: Callable[[], bool],
+    ) -> None:
+        self.name, self.model, self.limits = name, model, limits
+        most = max(limits.queue, limits.images, limits.batch)  # a whole request fits
+        self.batcher: Batcher[Tensor, Computed] = Batcher(self.compute, limits.batch, most, company)
+        self.explaining = ThreadPoolExecutor(1, "explain")
+        metrics.waiting.labels(name).set_function(lambda: len(self.batcher))
+        self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
+
+    def about(self) -> Model:
+        """What can be asked of it."""
+        return Model(
+            name=self.name,
+            classes=list(self.model.classes),
+            methods=list(self.model.methods),
+            backend=self.model.classifier.runner.name,
+        )
+
+    def compute(self, pixels: list[Tensor]) -> list[Computed]:
+        """A batch."""
+        began = time.perf_counter()
+        rows = self.model.classifier.probabilities(pixels)
+        seconds = time.perf_counter() - began
+        self.sizes.observe(len(pixels))
+        self.times.observe(seconds)
+        return [Computed(row, began, seconds, len(pixels)) for row in rows]
+
+    async def predict(self, pixels: Sequence[Tensor]) -> list[Computed]:
+        """Each image's row, when its turn has come."""
+        try:
+            turns = self.batcher.submit(pixels)
+        except Full as full:
+            raise HTTPException(503, f"{full}: try again", AGAIN) from None
+        return await asyncio.gather(*map(asyncio.wrap_future, turns))
+
+    async def warm(self) -> None:
+        """The first calls, which can take long, before anybody waits for them."""
+        blank = torch.zeros(self.model.classifier.shape, dtype=torch.uint8)
+        for count in {1, self.limits.batch}:
+            await self.predict([blank] * count)
+
+
+class Service:
+    """What the routes do."""
+
+    status: Literal["starting", "ready", "stopping"] = "ready"
+    inside = 0  # requests for work
+    unanswered = 0  # of them, when a server had to stop
+
+    def __init__(self, models: Mapping[str, Explainer], limits: Limits) -> None:
+        self.limits, self.metrics = limits, Metrics(__version__)
+        self.models = {
+            name: Served(name, model, limits, self.metrics, lambda: self.inside > 1)
+            for name, model in models.items()
+        }
+        self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")  # they take the memory
+        self.metrics.ready.set_function(lambda: self.status == "ready")
+        self.metrics.inside.set_function(lambda: self.inside)
+
+    async def warm(self) -> None:
+        """Ready once each model has been."""
+        self.status = "starting"
+        await asyncio.gather(*(model.warm() for model in self.models.values()))
+        if self.status == "starting":
+            self.status = "ready"
+
+    def close(self) -> None:
+        """End the models' threads."""
+        for model in self.models.values():
+            model.batcher.close(1)
+
+    async def health(self) -> Response:
+        """200 if requests should be sent here."""
+        body = Health(status=self.status).model_dump()
+        return JSONResponse(body, 200 if self.status == "ready" else 503)
+
+    async def measured(self) -> Response:
+        """What Prometheus asks for."""
+        return Response(self.metrics.text(), media_type=KIND)
+
+    async def about(self) -> About:
+        """Checkpoints, methods, examples and limits."""
+        return About(
+            version=__version__,
+            limits=self.limits,
+            models=[one.about() for one in self.models.values()],
+            methods=[Method(name=n, title=TITLES[n], about=about) for n, about in METHODS.items()],
+            examples=[ExampleImage(name=n, credit=one.credit) for n, one in examples().items()],
+        )
+
+    async def example(self, name: str) -> Response:
+        """An image to try."""
+        if name not in examples():
+            raise HTTPException(404, f"no example is called {shown(name)!r}")
+        found = examples()[name]
+        return Response(found.contents, media_type=found.media_type)
+
+    async def predict(self, request: Request) -> Predictions:
+        """The likeliest classes of one or several images."""
+        asked = await question(request)
+        one = self.model(next(iter(self.models)) if asked.model is None else asked.model)
+        names = [position(i, len(asked.images)) for i in range(len(asked.images))]
+        read = partial(self.prepared, one.model)
+        pixels = await asyncio.gather(*map(partial(self.aside, read), asked.images, names))
+        began = time.perf_counter()
+        rows = await one.predict(pixels)
+        likeliest = [one.model.classifier.guesses(row.probabilities, asked.top) for row in rows]
+        return Predictions(
+            model=one.name,
+            images=[Prediction(top=[Guess(**g._asdict()) for g in top]) for top in likeliest],
+            timing=Timing(
+                waiting=round(1e3 * max(row.began - began for row in rows), 3),
+                model=round(1e3 * max(row.seconds for row in rows), 3),
+                batch=max(row.batch for row in rows),
+            ),
+        )
+
+    async def explain(
+        self, image: Upload, model: Called, method: Ways, classes: Numbers, top: Top = 5
+    ) -> Answer:
+        """The likeliest classes of an image, and where the model sees them by each method."""
+        found = await self.explained(image, model, method, classes, top)
+        return await self.aside(answer, model, found)
+
+    async def figure(
+        self, image: Upload, model: Called, method: Way, classes: Numbers, top: Top = 5
+    ) -> Response:
+        """The finished picture by one method, to keep."""
+        if len(method) > 1:
+            raise HTTPException(422, f"a figure is of one method, got {shown(', '.join(method))}")
+        (found,) = (await self.explained(image, model, method, classes, top)).values()
+        file = await self.aside(lambda: as_png(figure(found)))
+        kept = {"Content-Disposition": 'attachment; filename="explanation.png"'}
+        return Response(file, media_type="image/png", headers=kept)
+
+    async def explained(
+        self,
+        image: UploadFile,
+        name: str,
+        methods: Sequence[str],
+        classes: Sequence[int],
+        top: int,
+    ) -> dict[str, Explained]:
+        """An explanation a method."""
+        one = self.model(name)
+        chosen = list(dict.fromkeys(methods or one.model.methods[:1]))
+        check(one.model, name, chosen, classes)
+        picture = await self.aside(self.decoded, await image.read(), "this file")
+        work = partial(run, one.model, picture, chosen, classes, min(top, len(one.model.classes)))
+        with refusing():
+            return await asyncio.get_running_loop().run_in_executor(one.explaining, work)
+
+    def model(self, name: str) -> Served:
+        """A checkpoint by its name."""
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise HTTPException(404, f"no checkpoint is called {shown(name)!r}: there are {known}")
+        return self.models[name]
+
+    async def aside(self, work: Callable[..., Found], *words: object) -> Found:
+        """Do something in one of the threads that decode."""
+        with refusing():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.decoders, work, *words)
+
+    def prepared(self, model: Explainer, file: bytes, name: str) -> Tensor:
+        """What a model sees of a file."""
+        return model.classifier.pixels(self.decoded(file, name), name)
+
+    def decoded(self, file: bytes, name: str) -> Image.Image:
+        """Pixels of a file, if they are few enough."""
+        return read_image(file, name, self.limits.pixels)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Answer an image that cannot be taken."""
+    try:
+        yield
+    except TooLarge as error:
+        raise HTTPException(413, str(error)) from None
+    except BadImage as error:
+        raise HTTPException(400, f"{error}; {KINDS}") from None
+
+
+def check(model: Explainer, name: str, methods: Sequence[str], classes: Sequence[int]) -> None:
+    """Methods and classes that the model does not have."""
+    for method in methods:
+        if method not in METHODS:
+            known = ", ".join(METHODS)
+            raise HTTPException(422, f"no method is called {shown(method)!r}: {known}")
+        if method not in model.methods:
+            raise HTTPException(422, f"{reason(model.model, method)}")
+    for number in classes:
+        if not 0 <= number < len(model.classes):
+            most = len(model.classes) - 1
+            raise HTTPException(422, f"{name} has classes 0 to {most}, got {number}")
+
+
+def run(
+    model: Explainer,
+    image: Image.Image,
+    methods: Sequence[str],
+    classes: Sequence[int],
+    top: int,
+) -> dict[str, Explained]:
+    """All methods, one after the other."""
+    return {method: model(image, method, classes or None, top) for method in methods}
