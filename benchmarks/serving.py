@@ -7,7 +7,8 @@ A server is asked while others send it what is broken, huge or slow, or are kill
 that were damaged at random; then it is stopped with all clients' requests inside. Two servers of
 one model, one that computes batches and one that computes image by image, are asked by turns, by
 clients that each wait for their answer. Last, requests come at a given rate, whether or not the
-ones before were answered, and are timed from when they were due.
+ones before were answered, and are timed from when they were due. Weights are random; the light
+model is that of the recipe nest/digits.
 """
 
 import argparse
@@ -27,7 +28,11 @@ import ziggurat
 from ziggurat.engine import results
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"
-MODELS = ("nest_tiny_cifar", "rest_lite")  # 32 and 224 pixels: a light one, and a heavy one
+DIGITS: dict[str, Any] = dict(
+    img_size=32, patch_size=4, dims=(32, 64, 128), heads=(2, 4, 8), depths=(1, 1, 1),
+    attention="multi_head", num_classes=10,
+)  # fmt: skip
+MODELS = {"digits": ("nest_tiny_cifar", DIGITS), "rest_lite": ("rest_lite", {})}  # light, heavy
 CLIENTS, SECONDS, ROUNDS, FUZZ = 32, 10.0, 3, 10_000
 BATCH, QUEUE, SHARE = 16, 256, 0.8
 RATES = ("twice_one_client", "most_of_batches")
@@ -168,7 +173,7 @@ def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> None:
     """Load, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each load")
@@ -180,7 +185,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / name for name in args.models]
         for folder in folders:
-            ziggurat.save_pretrained(ziggurat.create_model(folder.name), folder)
+            name, options = MODELS.get(folder.name, (folder.name, {}))
+            ziggurat.save_pretrained(ziggurat.create_model(name, **options), folder)
         measured = survived(args, folders[0])
         measured["loads"] = [loaded(args, folder) for folder in folders]
     print(f"wrote {results.write(args.out, measured, load.SEED)}")

@@ -24,6 +24,7 @@ import loop  # noqa: E402
 import peers  # noqa: E402
 import pretrain  # noqa: E402
 import resolution  # noqa: E402
+import serving  # noqa: E402
 import study  # noqa: E402
 import video  # noqa: E402
 
@@ -415,3 +416,38 @@ def test_gradcat_finds_the_digit_asked_for_and_the_printed_sign_does_not() -> No
             assert min(row["quadrant"], row["sixteenth"]) >= 90
         if row["method"] == canvases.PRINTED:
             assert row["quadrant"] < 10
+
+
+# The service under load.
+
+
+@pytest.mark.skipif(not serving.RESULTS.exists(), reason="not measured yet")
+def test_the_page_shows_the_service_under_load() -> None:
+    """Nothing is lost: of requests, of connections, of memory."""
+    found = json.loads(serving.RESULTS.read_text())
+    measured = found["measured"]
+    assert serving.markdown(measured) in (ROOT / "docs" / "serve.md").read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    light = measured["loads"][0]
+    assert light["gain_of_batches"]["median"] > 1
+    assert light["twice_one_client"]["errors"] == 0
+    assert all(one["most_of_batches"]["errors"] == 0 for one in measured["loads"])
+    assert measured["among_abusers"]["errors"] == 0
+    assert measured["damaged_files"]["unexpected"] == measured["server_errors"] == 0
+    early, late = measured["damaged_files"]["memory_mb"]
+    assert late - early < 60
+    end = measured["sigterm"]
+    assert end["answered"] == end["accepted"]
+    assert end["unanswered_at_sigterm"] > 0
+    assert end["exit_code"] == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_service_runs(tmp_path: Path) -> None:
+    words = ["digits", "--seconds", "1", "--rounds", "1", "--fuzz", "50", "--clients", "4"]
+    out = tmp_path / "a.json"
+    subprocess.run([sys.executable, serving.__file__, *words, "--out", str(out)], check=True)
+    measured = json.loads(out.read_text())["measured"]
+    assert measured["sigterm"]["answered"] == measured["sigterm"]["accepted"] == 4
+    assert len(serving.markdown(measured).splitlines()) == 8

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import signal
 import socket
@@ -7,12 +8,14 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.models.small import small
 from ziggurat.cli import main
 from ziggurat.models.pretrained import save_pretrained
+from ziggurat.web.server import Server
 
 Mistake = Callable[[list[str], str], None]
 
@@ -32,7 +35,10 @@ def test_a_mistake_in_serving_is_one_line(words: list[str], said: str, mistake: 
     mistake([*words, "--port", "0"], said)
 
 
-@pytest.mark.parametrize("option", [["--port", "70000"], ["--max-mb", "0"], ["--max-mb", "nan"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--port", "70000"], ["--max-mb", "0"], ["--max-mb", "nan"], ["--timeout", "-1"]],
+)
 def test_a_wrong_number_is_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", *option])
@@ -50,6 +56,26 @@ def test_a_port_in_use_is_one_line(mistake: Mistake) -> None:
 def test_a_missing_extra_is_one_line(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     mistake(["serve"], "serving needs uvicorn: pip install 'ziggurat[serve]'")
+
+
+def test_a_stop_that_left_some_unanswered_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: Server, sockets: object) -> None:
+        self.service.unanswered = 2
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.setattr(os, "_exit", leave)
+    folder = save_pretrained(small("nest_tiny"), tmp_path / "own")
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", str(folder), "--port", "0", "--backend", "eager"])
+    assert stop.value.code == 1
+    assert (
+        "2 requests were not answered within 30 s: give it more --grace" in capsys.readouterr().err
+    )
 
 
 def test_the_runs_there_are_are_served_until_it_is_ended(tmp_path: Path) -> None:

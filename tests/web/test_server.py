@@ -78,7 +78,7 @@ def test_neither_a_killed_client_nor_sigterm_loses_an_accepted_request(
     slow = encoded(picture().resize((2000, 2000), Image.Resampling.NEAREST))
     count = 16
     with (
-        started(folders[0], "--batch", "2") as (process, address),
+        started(folders[0], "--batch", "2", "--backend", "eager") as (process, address),
         connected(address) as resting,
         httpx2.Client(base_url=address) as client,
         ThreadPoolExecutor(count) as pool,
