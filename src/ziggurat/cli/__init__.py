@@ -11,6 +11,7 @@ from ziggurat import __version__
 from ziggurat.cli import (
     data,
     explaining,
+    exporting,
     generating,
     localising,
     models,
@@ -54,7 +55,17 @@ def parser() -> Parser:
         added.set_defaults(run=run)
         return added
 
-    for group in (models, training, running, explaining, localising, generating, serving, data):
+    for group in (
+        models,
+        training,
+        running,
+        explaining,
+        localising,
+        generating,
+        exporting,
+        serving,
+        data,
+    ):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top
