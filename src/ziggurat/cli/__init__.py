@@ -12,6 +12,7 @@ from ziggurat.cli import (
     benching,
     data,
     explaining,
+    exporting,
     generating,
     localising,
     models,
@@ -56,7 +57,7 @@ def parser() -> Parser:
         return added
 
     groups = (models, training, running, explaining, localising, generating, benching)
-    for group in (*groups, serving, data):
+    for group in (*groups, exporting, serving, data):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top

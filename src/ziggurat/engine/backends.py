@@ -98,9 +98,14 @@ def runner(
             }  # weights are constants, laid out for it
             return Runner(backend, by_torch(torch.compile(model, options=options), dtype))
         case "onnx":
-            run = by_onnx(model, img_size, dtype)
+            if dtype != torch.float32:
+                raise ValueError(
+                    "ONNX Runtime computes in float32 here: for bfloat16 openvino does"
+                )
+            made = graph.onnx_model(graph.traced(model, img_size))
+            run = by_onnx(made.SerializeToString())
         case _:
-            run = by_openvino(model, img_size, dtype)
+            run = by_openvino(graph.openvino_model(graph.traced(model, img_size)), dtype)
     return Runner(backend, fitting(run, graph.example(model, img_size).shape[1:], backend))
 
 
@@ -114,21 +119,14 @@ def by_torch(model: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[
     return run
 
 
-def by_onnx(
-    model: nn.Module, img_size: tuple[int, int] | None, dtype: torch.dtype
-) -> Callable[[Tensor], Tensor]:
-    """A session of ONNX Runtime on as many threads as torch has."""
-    if dtype != torch.float32:
-        raise ValueError("ONNX Runtime computes in float32 on a CPU: take openvino for bfloat16")
-    made = graph.onnx_model(graph.traced(model, img_size))
+def by_onnx(made: str | bytes) -> Callable[[Tensor], Tensor]:
+    """A session of ONNX Runtime for a file, or what would be in it, on as many threads as torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
         (found,) = session.run(None, {graph.INPUT: images.contiguous().numpy()})
@@ -137,11 +135,8 @@ def by_onnx(
     return run
 
 
-def by_openvino(
-    model: nn.Module, img_size: tuple[int, int] | None, dtype: torch.dtype
-) -> Callable[[Tensor], Tensor]:
-    """A model of OpenVINO on as many threads as torch has."""
-    made = graph.openvino_model(graph.traced(model, img_size))
+def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
+    """A model of OpenVINO, or the path of one, on as many threads as torch."""
     compiled = graph.openvino().Core().compile_model(made, "CPU", settings(dtype))
 
     def run(images: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from ziggurat.layers.position import LearnedTable
 from ziggurat.models.backbone import Backbone, pair
+from ziggurat.models.registry import create_model
 from ziggurat.models.video import SpaceTime
 
 INPUT, OUTPUT = "images", "logits"
@@ -76,19 +77,61 @@ def example(model: nn.Module, img_size: tuple[int, int] | None = None) -> Tensor
 def traced(
     model: nn.Module, img_size: tuple[int, int] | None = None, dynamic: bool = False
 ) -> ExportedProgram:
-    """The model in inference for any number of images; with ``dynamic`` of any size."""
-    images = example(model, img_size)
+    """The model in inference for any number of images; with ``dynamic`` of any size.
+
+    That is any multiple of ``multiple(model)``: begun patches are not padded then.
+    """
+    model = for_any_size(model) if dynamic else model
     free: dict[int, Any] = {0: Dim("batch", min=1)}
-    if dynamic:
-        free |= {images.ndim - 2: Dim.AUTO, images.ndim - 1: Dim.AUTO}
-    name = model.name if isinstance(model, Backbone) else type(model).__name__
+    if dynamic:  # traced at another size than its own, so that positions are resized
+        img_size, free = other_size(model, 2, 1), free | {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    images = example(model, img_size)
     model.eval()
     try:
         with quiet(), torch.no_grad(), made_of_tables(model, None if dynamic else images):
-            return torch.export.export(model, (images,), dynamic_shapes=(free,))
+            program = torch.export.export(model, (images,), dynamic_shapes=(free,))
     except Exception as error:  # torch has many kinds, of no common base
         said = str(error).strip().splitlines()
-        raise ValueError(f"{name} cannot be traced: {said[0] if said else error!r}") from error
+        reason = said[0] if said else repr(error)
+        raise ValueError(f"{name_of(model)} cannot be traced: {reason}") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it would tell of this machine's folders
+    return program
+
+
+def for_any_size(model: nn.Module) -> nn.Module:
+    """A model whose graph may hold for many sizes, timm's plain transformers told so."""
+    if isinstance(model, SpaceTime) or (isinstance(model, Backbone) and not model.exports_any_size):
+        raise ValueError(
+            f"{name_of(model)} needs another graph for each size of image, because of how it cuts "
+            "its map: export it once for each size that you need, with --size and without --dynamic"
+        )
+    options: dict[str, Any] = dict(getattr(model, "overrides", {}))
+    if not hasattr(model, "dynamic_img_size") or model.dynamic_img_size:
+        return model
+    made = create_model(f"timm/{name_of(model)}", **options | {"dynamic_img_size": True})
+    made.reset_classifier(model.num_classes)
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def multiple(model: nn.Module) -> int:
+    """What height and width are multiples of: the stride of the last stage."""
+    last: Any = getattr(model, "feature_info", None) or [{"reduction": 32}]
+    return int(last[-1]["reduction"])
+
+
+def other_size(model: nn.Module, down: int, right: int) -> tuple[int, int]:
+    """A size that a dynamic graph takes: the model's own and so many steps more."""
+    step, (_, height, width) = multiple(model), input_size(model)
+    return (-(-height // step) + down) * step, (-(-width // step) + right) * step
+
+
+def name_of(model: nn.Module) -> str:
+    """What ``create_model`` calls it, if it knows it."""
+    inner: Any = model.image_model if isinstance(model, SpaceTime) else model
+    config = getattr(inner, "pretrained_cfg", None) or {}
+    return str(getattr(inner, "name", config.get("architecture", type(inner).__name__)))
 
 
 @contextlib.contextmanager
@@ -132,8 +175,12 @@ def onnx_model(program: ExportedProgram) -> Any:
 def openvino_model(program: ExportedProgram) -> Any:
     """The graph as an ``openvino.Model``."""
     ov = openvino()
+    shape = shape_of(program)
     with quiet():
-        made = ov.convert_model(program, input=[ov.PartialShape(shape_of(program))])
+        if -1 in shape[-2:]:  # arithmetic of sizes, which only its reader of ONNX knows
+            made = ov.convert_model(io.BytesIO(onnx_model(program).SerializeToString()))
+        else:
+            made = ov.convert_model(program, input=[ov.PartialShape(shape)])
     made.inputs[0].get_tensor().set_names({INPUT})
     made.outputs[0].get_tensor().set_names({OUTPUT})
     return made

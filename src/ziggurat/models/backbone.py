@@ -53,6 +53,7 @@ class Backbone(nn.Module):
     overrides: dict[str, Any]
     first_conv: ClassVar[str | tuple[str, ...]]  # modules that see the image's channels
     graph_for_each_size: ClassVar[bool] = True  # how windows are cut is not one formula for all
+    exports_any_size: ClassVar[bool] = False  # to a graph that holds for multiples of its stride
     stages: nn.ModuleList
     head: nn.Module
     norm: nn.Module
@@ -152,7 +153,8 @@ class Backbone(nn.Module):
                 f"{self.name} takes {self.in_chans} channels, got {channels}: "
                 f"build it with in_chans={channels} or convert the images"
             )
-        if self.graph_for_each_size:  # torch.compile would try to find that formula, for minutes
+        free = self.exports_any_size and torch.compiler.is_exporting()
+        if self.graph_for_each_size and not free:  # torch would look for that formula for minutes
             height, width = operator.index(height), operator.index(width)
         if min(height, width) < self.smallest:
             raise ValueError(

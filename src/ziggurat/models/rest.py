@@ -229,6 +229,7 @@ class ResT(Backbone):
 
     first_conv = "stem.conv1"
     graph_for_each_size = False
+    exports_any_size = True
 
     def __init__(
         self,
