@@ -33,7 +33,8 @@ def fewer(data: Data, count: int) -> Data:
             f"class: take a multiple of {len(data.classes)}, {smallest * len(data.classes)} at most"
         )
     labels = data.train.labels
-    order = np.lexsort(([place(f"{data.name}/{i}") for i in range(len(labels))], labels))
+    drawn = np.array([place(f"{data.name}/{i}") for i in range(len(labels))])
+    order = np.lexsort((drawn, labels))
     first = np.searchsorted(labels[order], np.arange(len(data.classes)))
     at = np.sort(np.concatenate([order[start : start + each] for start in first]))
     return data._replace(train=Some(data.train, at), name=f"{data.name}:{count}")
