@@ -55,3 +55,12 @@ def test_the_blocks_of_a_whole_model_add_up(stages: int, lengths: tuple[int, ...
 def test_blocks_that_do_not_split_evenly_are_refused() -> None:
     with pytest.raises(ValueError, match="12 blocks cannot be split evenly into 5 stages"):
         complexity.pooled_blocks((196, 97, 48, 23, 11, 5), d=192, depth=12)
+
+
+def test_regional_attention_holds_a_quarter_of_the_map() -> None:
+    """RegionViT, Section 3: N = 196, M = 7 saves some 73 %."""
+    regional = complexity.regional_maps(196, 7)
+    assert regional == 4**2 + 4 * 50**2
+    assert 1 - regional / complexity.attention_map(196) == pytest.approx(0.739, abs=5e-4)
+    with pytest.raises(ValueError, match="190 tokens are not whole windows of 7 x 7"):
+        complexity.regional_maps(190, 7)

@@ -1,5 +1,7 @@
 """What a transformer costs, in closed form: HVT's Section 3.3 and S2 (arXiv:2103.10619).
 
+And what RegionViT's attention holds (arXiv:2106.02689, Section 3).
+
 The paper's FLOPs are multiply-accumulates: PyTorch's counter says twice as many. ``n`` tokens are
 ``d`` channels wide; norms, softmax, GELU and pooling itself are not counted.
 """
@@ -43,3 +45,20 @@ def pooled_blocks(lengths: Sequence[int], d: int, depth: int) -> int:
     return sum(
         block(before, d) + (others - 1) * block(after, d) for before, after in pairwise(lengths)
     )
+
+
+def attention_map(n: int) -> int:
+    """Entries of the map of one head: every token attends to every token."""
+    return n**2
+
+
+def regional_maps(n: int, window: int) -> int:
+    """Entries of the maps of RegionViT's two steps.
+
+    Regional tokens attend to each other, and in each window of ``window`` x ``window`` the local
+    tokens and their regional one do. The paper's N M^2 + (N / M^2)^2 leaves that one out.
+    """
+    regions, left = divmod(n, window**2)
+    if left:
+        raise ValueError(f"{n} tokens are not whole windows of {window} x {window}")
+    return attention_map(regions) + regions * attention_map(window**2 + 1)

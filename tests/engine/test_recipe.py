@@ -19,7 +19,7 @@ from ziggurat.tasks.generate import GenerateSettings
 from ziggurat.tasks.segment import SegmentSettings, segmenter
 from ziggurat.tasks.video import VideoSettings
 
-ANY = ["any/finetune", "any/probe"]  # for models of one's own
+ANY = ["any/finetune", "any/laptop", "any/probe"]  # for models of one's own
 SMALL = [name for name in recipes.names() if name.endswith(("_small", "/digits"))]
 PAPERS = [name for name in recipes.names() if name not in ANY + SMALL]
 CLASSES = {

@@ -22,12 +22,13 @@ from ziggurat.models.registry import VARIANTS
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 WANTED = {
-    "nest": ["1", "2", "A1", "A4"],
+    "nest": ["1", "2", "A1", "A3", "A4"],
     "hvt": ["1", "2", "3", "4", "5", "6", "7", "8", "9"],
     "rest": ["1"],
-    "hivit": ["2", "3", "7", "9"],
-    "regionvit": ["2", "3", "4", "7", "9", "10"],
+    "hivit": ["1", "2", "3", "4", "7", "9"],
+    "regionvit": ["2", "3", "4", "6", "7", "9", "10", "11"],
 }
+COLUMNS = [("hivit", "1"), ("nest", "A3")]  # tables whose columns are models
 ROWS = [pytest.param(t, row, id=f"{t.paper}-{t.number}-{row.name}") for t, row in rows()]
 
 
@@ -120,10 +121,12 @@ def test_rows_are_printed_so(paper: str) -> None:
     for table in tables.tables(paper):
         for row in table.rows if table.number != "README" else ():
             numbers = [value for value in row.printed.values() if isinstance(value, str)]
-            assert any(
-                all(re.search(rf"(?<![\d.]){re.escape(n)}(?!\.?\d)", line) for n in numbers)
-                for line in text.splitlines()
-            ), f"no line of {name}.txt has all of {row}"
+            together = [[n] for n in numbers] if (paper, table.number) in COLUMNS else [numbers]
+            for some in together:
+                assert any(
+                    all(re.search(rf"(?<![\d.]){re.escape(n)}(?!\.?\d)", line) for n in some)
+                    for line in text.splitlines()
+                ), f"no line of {name}.txt has all of {row}"
 
 
 def test_the_best_accuracy_is_found_of_a_model_as_it_is() -> None:

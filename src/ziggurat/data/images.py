@@ -272,6 +272,7 @@ def listed(names: list[str]) -> str:
 def open_data(spec: str | Path, seed: int | None = 0) -> Data:
     """Open a set by its name, or a folder, a list, an ``.npz`` or shards by their path.
 
+    ``cifar10:5000`` has that many of its training images, as many of each class.
     A folder holds ``train/`` and ``val/`` (or ``validation/``, ``test/``) of class folders, or
     class folders alone. A list is a ``.csv`` with columns path, label and perhaps split, or a
     ``.txt`` of ``path label`` lines. Shards are tar files: a folder of them, a pattern such as
@@ -321,11 +322,13 @@ def opened(spec: str | Path, seed: int | None, strict: bool = True, labelled: bo
 
 def read(text: str, seed: int | None, strict: bool, labelled: bool) -> Data:
     """Whatever kind of set it is."""
-    from ziggurat.data import files, get, lists, packed, shards  # they build on this file
+    from ziggurat.data import few, files, get, lists, packed, shards  # they build on this file
 
     path = Path(text).expanduser()
-    if text in NAMES:  # a folder of that name is ./digits
-        return get.named(text)
+    name, _, count = text.partition(":")
+    if name in NAMES and (text == name or count.isdecimal()):  # a folder of that name is ./digits
+        data = get.named(name)
+        return few.fewer(data, int(count)) if count else data
     if path.is_dir():
         if shards.in_folder(path):
             return shards.sharded(path, seed, labelled)

@@ -119,6 +119,11 @@ class Level(NamedTuple):
     windows: int  # that attention is cut into: NesT's blocks, RegionViT's regions, or 1
     side: int  # tokens a side of a window; a regional token more does not matter
 
+    @property
+    def head_dim(self) -> int:
+        """Channels of each head."""
+        return self.dim // self.heads if self.heads else 0
+
 
 def levels(
     name: str, img_size: int | tuple[int, int] | None = None, **overrides: Any

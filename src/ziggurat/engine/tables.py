@@ -5,9 +5,13 @@ printed of it, digits as printed. ``check`` measures what an architecture fixes:
 
     params_m, flops_g                           millions of parameters, billions of FLOPs
     dims, depths, heads, blocks, window         a number for each stage, finest first
+    dim, heads, blocks                          one for all, of a plain transformer and of HVT
+    local, regional                             how RegionViT makes its tokens
 
-Accuracies and throughputs are data for those who train. A printed number that the official code
-does not bear out is marked ``contradicted``, with the reason; a row without a model ``absent``.
+A row with a ``detector`` is of the model inside one, at ``size``. A row with a ``setting`` prints
+that setting of several recipes. Accuracies and throughputs are data for those who train. A printed
+number that the official code does not bear out is marked ``contradicted``, with the reason; a row
+without a model ``absent``.
 """
 
 import tomllib
@@ -18,8 +22,14 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from ziggurat.engine import measure
-from ziggurat.models.registry import VARIANTS, family_of
+import torch
+
+from ziggurat.engine import detection_cost, measure
+from ziggurat.engine.recipe import load
+from ziggurat.layers.attention import Attention
+from ziggurat.layers.convolution import Conv
+from ziggurat.models.registry import VARIANTS, create_model, family_of
+from ziggurat.tasks.detect import detector
 
 Options = tuple[tuple[str, Any], ...]  # overrides that a cache can keep
 
@@ -35,11 +45,15 @@ class Row:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     counts: str = "macs"  # what a FLOP is: "macs", or "fvcore", which counts norms as well
     rounding: str = "nearest"  # or "twice": to two decimals, and from there to those printed
+    detector: str = ""  # that the model is the backbone of: retinanet, maskrcnn
+    size: Sequence[int] = ()  # height and width of its images
+    setting: str = ""  # of recipes, which are the columns
     absent: str = ""  # why there is no model
     contradicted: Mapping[str, str] = field(default_factory=dict)  # quantity -> why it is wrong
 
     def __post_init__(self) -> None:
-        assert bool(self.model) != bool(self.absent), f"{self.name}: a model, or why there is none"
+        given = (self.model, self.setting, self.absent)
+        assert sum(map(bool, given)) == 1, f"{self.name}: a model, or why there is none"
         assert self.counts in ("macs", "fvcore"), self.counts
         assert self.rounding in ("nearest", "twice"), self.rounding
         assert self.contradicted.keys() <= self.printed.keys(), self.name
@@ -61,7 +75,7 @@ class Cell(NamedTuple):
 
     quantity: str
     printed: str | Sequence[int]
-    ours: float | list[int] | None  # None where there is no model
+    ours: float | str | list[int] | None  # None where there is no model
     agrees: bool
     reason: str  # why it does not agree; empty if it does, or if nobody knows
 
@@ -119,7 +133,7 @@ def printed(model: str) -> dict[str, str]:
     paper = family_of(model).__module__.rpartition(".")[2]
     for table in tables(paper):
         for row in table.rows:
-            if row.model != model or row.overrides or row.img_size is not None:
+            if row.model != model or row.overrides or row.img_size is not None or row.detector:
                 continue
             for key in MEASURED:
                 value = row.printed.get(key)
@@ -143,11 +157,11 @@ def best_printed(model: str, img_size: int | None = None) -> float | None:
 
 
 def check(row: Row) -> list[Cell]:
-    """Measure what the row prints of its architecture."""
+    """Measure what the row prints of its architecture, or of its recipes."""
     return [
         cell(row, quantity, printed)
         for quantity, printed in row.printed.items()
-        if quantity in MEASURED or not isinstance(printed, str)
+        if quantity in MEASURED + SINGLE or not isinstance(printed, str) or row.setting
     ]
 
 
@@ -156,27 +170,66 @@ def cell(row: Row, quantity: str, printed: str | Sequence[int]) -> Cell:
     if row.absent:
         return Cell(quantity, printed, None, False, row.absent)
     reason = row.contradicted.get(quantity, "")
-    if isinstance(printed, str):
-        exact = number(row, quantity)
-        agrees = rounds_to(exact, printed, row.rounding)
-        return Cell(quantity, printed, float(exact), agrees, reason)
-    stages = stages_of(row.model, row.img_size, hashable(row.overrides))
-    ours = [getattr(stage, STRUCTURE[quantity]) for stage in stages]
-    return Cell(quantity, printed, ours, ours == list(printed), reason)
+    if not isinstance(printed, str):
+        stages = stages_of(row.model, row.img_size, hashable(row.overrides))
+        ours = [getattr(stage, STRUCTURE[quantity]) for stage in stages]
+        return Cell(quantity, printed, ours, ours == list(printed), reason)
+    if row.setting or quantity in SINGLE:
+        found = setting(row, quantity) if row.setting else single(row, quantity)
+        agrees = found == (printed.lower() if isinstance(found, str) else value(printed))
+        return Cell(quantity, printed, found, agrees, reason)
+    exact = number(row, quantity)
+    agrees = rounds_to(exact, printed, row.rounding)
+    return Cell(quantity, printed, float(exact), agrees, reason)
 
 
 MEASURED = ("params_m", "flops_g")
+SINGLE = ("dim", "heads", "blocks", "local", "regional")
 STRUCTURE = {
     "dims": "dim", "depths": "depth", "heads": "heads", "blocks": "windows", "window": "side",
+    "head_dims": "head_dim",
 }  # fmt: skip
 
 
 def number(row: Row, quantity: str) -> Decimal:
     """Parameters or FLOPs in the printed unit, exactly."""
-    cost = cost_of(row.model, row.img_size, hashable(row.overrides))
+    options = hashable(row.overrides)
+    if row.detector:
+        params, macs = detector_cost(row.model, row.detector, (row.size[0], row.size[1]), options)
+        return Decimal(params) / 10**6 if quantity == "params_m" else Decimal(macs) / 10**9
+    cost = cost_of(row.model, row.img_size, options)
     if quantity == "params_m":
         return Decimal(cost.params) / 10**6
     return Decimal(cost.macs if row.counts == "macs" else cost.fvcore) / 10**9
+
+
+def single(row: Row, quantity: str) -> float | str:
+    """What holds for a whole model: its width, heads and blocks, or how its tokens are made."""
+    model: Any = measure.build(row.model, row.img_size, **dict(hashable(row.overrides)))
+    match quantity:
+        case "local":
+            convolutions = [part for part in model.local_embed.modules() if isinstance(part, Conv)]
+            return f"{len(convolutions)}-conv"
+        case "regional":
+            embed = model.regional_embed
+            return "linear" if embed.kernel_size == embed.stride else "overlapping"
+        case "dim":
+            return int(model.num_features)
+    heads = [m.heads for m in model.modules() if isinstance(m, Attention)]
+    heads = heads or [block.attn.num_heads for block in model.blocks]  # timm's
+    return heads[0] if quantity == "heads" else len(heads)
+
+
+def setting(row: Row, name: str) -> float | str:
+    """A setting of the recipe of that name."""
+    found = load(name, "regionvit_s", {"init": "a run"})  # the tiny ones are trained otherwise
+    place: Any = found if hasattr(found, row.setting) else found.settings
+    return getattr(place, row.setting)
+
+
+def value(printed: str) -> float:
+    """A printed number: 4,096 or 1e-8."""
+    return float(printed.replace(",", ""))
 
 
 def rounds_to(value: Decimal, printed: str, rounding: str = "nearest") -> bool:
@@ -190,6 +243,18 @@ def rounds_to(value: Decimal, printed: str, rounding: str = "nearest") -> bool:
 def cost_of(model: str, img_size: int | None, overrides: Options) -> measure.Cost:
     """``measure.count``, once for all rows of one model."""
     return measure.count(model, img_size, **dict(overrides))
+
+
+@cache
+def detector_cost(
+    model: str, framework: str, size: tuple[int, int], overrides: Options
+) -> tuple[int, int]:
+    """Parameters and multiply-adds of a detector of COCO's 80 classes."""
+    settings: Any = load(f"regionvit/coco_{framework}").settings
+    with torch.device("meta"):
+        found = detector(create_model(model, num_classes=0, **dict(overrides)), settings, 80)
+    macs = sum(detection_cost.cost(found, *size).values())
+    return sum(parameter.numel() for parameter in found.parameters()), macs
 
 
 @cache
