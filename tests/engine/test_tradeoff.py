@@ -13,8 +13,8 @@ def row(model: str, speed: float, top1: float | None, **others: Any) -> dict[str
 
 
 def measured(*rows: dict[str, Any]) -> dict[str, Any]:
-    peak = {"gflops": [90.0, 100.0, 110.0], "dtype": "float32"}
-    return {"mode": "infer", "rows": list(rows), "peak": [peak]}
+    peaks = [{"gflops": [90.0, 100.0, 110.0], "batch": batch} for batch in (8, 1)]
+    return {"mode": "infer", "rows": list(rows), "peak": peaks}
 
 
 def test_accuracy_is_drawn_where_two_papers_print_one(tmp_path: Path) -> None:
@@ -57,3 +57,9 @@ def test_names_are_short_where_nothing_is_lost() -> None:
     assert tradeoff.short("timm/deit_small_patch16_224") == "deit_small"
     assert tradeoff.short("timm/nest_tiny") == "timm/nest_tiny"  # ours has that name, too
     assert tradeoff.short("vit-pytorch/nest_tiny") == "vit-pytorch/nest_tiny"
+
+
+def test_an_axis_has_round_numbers_however_short_it_is() -> None:
+    assert tradeoff.ticks((1.2, 60))[1] == ["2", "5", "10", "20", "50"]
+    assert tradeoff.ticks((11, 42))[1] == ["15", "20", "30"]
+    assert tradeoff.ticks((4.1, 5.1))[1] == ["4.2", "4.4", "4.6", "4.8", "5"]

@@ -191,7 +191,10 @@ def group(
     machine = {Case(PEAK, "", dtype): product.run for dtype, product in products.items()}
     runs = {**candidates.runs, **machine}
     spent = bench.interleaved(runs, wanted.rounds, tick, candidates.device)
-    rows = [peak_row(products[dtype], spent[Case(PEAK, "", dtype)], dtype) for dtype in products]
+    rows = [
+        peak_row(product, spent[Case(PEAK, "", dtype)], dtype, candidates.batch)
+        for dtype, product in products.items()
+    ]
     for case, run in candidates.runs.items():
         first = case._replace(backend=wanted.backends[0], dtype=wanted.dtypes[0])
         reference = wanted.against or candidates.field[0].name
@@ -244,7 +247,15 @@ def times(
     }
 
 
-def peak_row(product: bench.Product, turns: Sequence[bench.Turn], dtype: str) -> dict[str, Any]:
-    """The machine's own."""
-    speed = bench.spread([product.flops / turn.seconds / 1e9 for turn in turns])
-    return {"model": PEAK, "side": product.side, "dtype": dtype, "gflops": speed.rounded(1)}
+def peak_row(
+    product: bench.Product, turns: Sequence[bench.Turn], dtype: str, batch: int
+) -> dict[str, Any]:
+    """The machine's own, beside models of that batch."""
+    speed = bench.spread([product.flops / turn.seconds / 1e9 for turn in turns]).rounded(1)
+    return {
+        "model": PEAK,
+        "side": product.side,
+        "dtype": dtype,
+        "batch": batch,
+        "gflops": speed,
+    }

@@ -60,17 +60,17 @@ def cost(axes: "Axes", rows: Rows, measured: Mapping[str, Any]) -> None:
     axes.set_ylabel("billion multiply-adds an image", color=MUTED, fontsize=9)
     costs = [row["macs"] / 1e9 for row in rows]
     points(axes, rows, costs)
-    peak = measured["peak"][0]["gflops"][1] / 2 / (1 if measured["mode"] == "infer" else 3)
-    limits = axes.get_xlim(), axes.get_ylim()
+    most = next(one for one in measured["peak"] if one["batch"] == rows[0]["batch"])
+    peak = most["gflops"][1] / 2 / (1 if measured["mode"] == "infer" else 3)
+    right, (low, high) = axes.get_xlim()[1], axes.get_ylim()
     for share in SHARES:
-        ends = limits[1]
-        x = [share * peak / y for y in ends]
-        axes.plot(x, ends, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)), zorder=1)
-        if within(x[0], limits[0]):
-            words = f"{share:.0%} of the peak" if share == 1 else f"{share:.0%}"
-            axes.text(x[0], ends[0], words, fontsize=7, color=MUTED, va="bottom", ha="right")
-    axes.set_xlim(limits[0])
-    axes.set_ylim(limits[1])
+        ends = [share * peak / y for y in (low, high)]
+        axes.plot(ends, (low, high), "--", color=MUTED, alpha=0.6, linewidth=0.7, zorder=1)
+        x = min(ends[0], right)  # where it leaves the panel, below or at the right
+        at = max(low, share * peak / right)
+        words = f"{share:.0%} of the peak " if share == 1 else f"{share:.0%} "
+        if at < high:
+            axes.text(x, at, words, fontsize=7, color=MUTED, va="bottom", ha="right", clip_on=True)
 
 
 def points(axes: "Axes", rows: Rows, heights: Sequence[float]) -> None:
@@ -96,15 +96,21 @@ def widen(axes: "Axes", rows: Rows, heights: Sequence[float]) -> None:
     if axes.get_yscale() == "log":
         tall = max(1.25, (max(heights) / min(heights)) ** 0.15)
         axes.set_ylim(min(heights) / tall, max(heights) * tall)
-        ticks = [t for t in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if within(t, axes.get_ylim())]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks(*ticks(axes.get_ylim()))
     else:
         room = max(0.5, 0.12 * (max(heights) - min(heights)))
         axes.set_ylim(min(heights) - room, max(heights) + room)
-    steps = [m * 10**e for e in range(-3, 6) for m in (1, 2, 5)]
-    ticks = [tick for tick in steps if within(tick, axes.get_xlim())]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(*ticks(axes.get_xlim()))
     axes.minorticks_off()
+
+
+def ticks(limits: tuple[float, float]) -> tuple[list[float], list[str]]:
+    """Round numbers on a logarithmic axis, three or more."""
+    found: list[float] = []
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), [n / 10 for n in range(10, 100, 2)]):
+        steps = [round(digit * 10**e, 9) for e in range(-3, 6) for digit in digits]
+        found = found if len(found) > 2 else [step for step in steps if within(step, limits)]
+    return found, [f"{tick:g}" for tick in found]
 
 
 def within(value: float, limits: tuple[float, float]) -> bool:
