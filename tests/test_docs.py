@@ -21,6 +21,7 @@ import ziggurat
 from tests.data.small_clips import write_clip
 from tests.tasks import small_objects, small_scenes
 from ziggurat.cli import main
+from ziggurat.engine import bench
 from ziggurat.engine.results import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 write_clip(tmp_path / "clips" / split / kind / f"{j}.mp4", frames)
     (tmp_path / "digits").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "digits" / "3.png")
+    monkeypatch.setitem(bench.SIDES, "cpu", (256,))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
