@@ -88,5 +88,5 @@ def test_a_ratio_is_found_in_its_row(tmp_path: Path) -> None:
     gone = RatioClaim(**RATIO, results="gone.json", value="x", claimed=1)
     assert counts.ratio(gone, tmp_path) == (MISSING, None)
     vague = RatioClaim(**RATIO, results="list.json", value="time", claimed=1)
-    with pytest.raises(ValueError, match="list.json has 2 rows of {}, not one"):
+    with pytest.raises(ValueError, match=r"list.json has 2 rows of \{\}, not one"):
         counts.ratio(vague, tmp_path)
