@@ -87,7 +87,7 @@ def export(
     prepare, said = normal(model), formats.about(model, size, dynamic)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".exporting-") as partial:
-        folder, other = Path(partial, "float32"), Path(partial, "int8")
+        folder = Path(partial, "float32")
         folder.mkdir()
         made = formats.made(kind, model, size, dynamic)
         formats.write(kind, made, folder, said)
@@ -102,7 +102,8 @@ def export(
         if int8:
             assert tried.seen is not None
             small = quantised(kind, made, model, prepare(tried.seen))
-            folder, _ = other, other.mkdir()  # the first is in use: OpenVINO maps its file
+            folder = Path(partial, "int8")  # the first is in use: OpenVINO maps its file
+            folder.mkdir()
             formats.write(kind, small, folder, said)
             found = compared(run, formats.read(kind, folder), prepare(tried.images), tried.labels)
             close(found, lose)

@@ -86,7 +86,9 @@ def about(model: nn.Module, size: tuple[int, int], dynamic: bool) -> dict[str, A
     """What one has to know to use the model without ziggurat."""
     inner: Any = model.image_model if isinstance(model, SpaceTime) else model
     config = inner.pretrained_cfg
-    names = config.get("label_names") or [f"class {i}" for i in range(inner.num_classes)]
+    names = config.get("label_names") or ()
+    if len(names) != inner.num_classes:
+        names = [f"class {i}" for i in range(inner.num_classes)]
     free: list[str | int] = ["batch", *([model.frames] if isinstance(model, SpaceTime) else [])]
     sides: list[str | int] = ["height", "width"] if dynamic else [*size]
     return {

@@ -103,8 +103,8 @@ def for_any_size(model: nn.Module) -> nn.Module:
     """A model whose graph may hold for many sizes, timm's plain transformers told so."""
     if isinstance(model, SpaceTime) or (isinstance(model, Backbone) and not model.exports_any_size):
         raise ValueError(
-            f"{name_of(model)} needs another graph for each size of image, because of how it cuts "
-            "its map: export it once for each size that you need, with --size and without --dynamic"
+            f"{name_of(model)} needs another graph for each size, which its windows or positions "
+            "follow: export it once for each size that you need, with --size, without --dynamic"
         )
     options: dict[str, Any] = dict(getattr(model, "overrides", {}))
     if not hasattr(model, "dynamic_img_size") or model.dynamic_img_size:
@@ -145,7 +145,9 @@ def made_of_tables(model: nn.Module, images: Tensor | None) -> Iterator[None]:
 
     def once(table: LearnedTable, key: Hashable, make: Callable[[], Any]) -> Any:
         if (table, key) not in made:
-            made[table, key] = make()
+            found = make()
+            parts = [part.contiguous() for part in (found if isinstance(found, list) else [found])]
+            made[table, key] = parts if isinstance(found, list) else parts[0]
         return made[table, key]
 
     if images is None:

@@ -178,9 +178,13 @@ def owners(scale: Scale) -> dict[str, tuple[str, str]]:
 
 
 def owner(run: Run) -> Run:
-    """The run that this one is: its own, or that of another arm with the same recipe."""
+    """The run that this one is: its own, or that of another arm with the same recipe.
+
+    What it comes after is that run's owner, too.
+    """
     name, arm = owners(run.scale)[fingerprint(run)]
-    return run_of(study(name), study(name).arm(arm), run.scale, run.seed)
+    found = run_of(study(name), study(name).arm(arm), run.scale, run.seed)
+    return found._replace(after=owner(found.after)) if found.after else found
 
 
 def runs(study: Study, scale: Scale, seeds: int) -> Iterator[Run]:

@@ -163,7 +163,6 @@ class HVT(Backbone):
     """
 
     first_conv = "patch_embed"
-    exports_any_size = True
 
     def __init__(
         self,

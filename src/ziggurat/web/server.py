@@ -100,8 +100,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, grace: int) -> None:
         config = uvicorn.Config(
-            app, http=Connection, ws="none", log_level="warning", server_header=False,
-            timeout_graceful_shutdown=grace,
+            app, http=Connection, ws="none", log_level="warning", access_log=False,
+            log_config=None,  # its own would close the handlers of others
+            server_header=False, timeout_graceful_shutdown=grace,
         )  # fmt: skip
         super().__init__(config)
         self.service: Service = app.state.service
