@@ -14,6 +14,7 @@ import pytest
 
 from tests.models.small import small
 from ziggurat.cli import main
+from ziggurat.cli.serving import listening
 from ziggurat.models.pretrained import save_pretrained
 from ziggurat.web.server import Server
 
@@ -101,3 +102,9 @@ def test_the_runs_there_are_are_served_until_it_is_ended(tmp_path: Path) -> None
     assert started.returncode == 0
     assert "runs/encoder is left out" in err
     assert "Traceback" not in err
+
+
+def test_answers_are_sent_without_delay() -> None:
+    """asyncio turns Nagle's algorithm off where a socket says that it is TCP's: 40 ms less."""
+    with listening("127.0.0.1", 0) as opened:
+        assert opened.proto == socket.IPPROTO_TCP

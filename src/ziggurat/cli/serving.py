@@ -56,8 +56,10 @@ def serve(args: argparse.Namespace) -> int:
 def listening(host: str, port: int) -> socket.socket:
     """A socket of our own, taken before the models are read, which can take long."""
     try:
-        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        opened = socket.socket(kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        opened = socket.socket(family, kind, protocol)  # asyncio sends without delay if it is TCP's
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except OSError as error:
