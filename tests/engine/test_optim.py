@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.engine.small_runs import small
-from ziggurat.engine.optim import Schedule
+from ziggurat.engine.optim import Schedule, optimizer
 
 PEAK = 0.4
 
@@ -93,3 +93,9 @@ def test_layers_keep_their_share_of_a_falling_rate() -> None:
 def test_the_rate_cannot_fall_before_the_beginning(at: int) -> None:
     with pytest.raises(ValueError, match=r"decay_at\.0 should be greater than 0"):
         small(schedule="step", decay_at=[at])
+
+
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("momentum", True), ("lamb", False)])
+def test_a_step_is_one_kernel_where_there_is_one(name: str, fused: bool) -> None:
+    found = optimizer(nn.Linear(2, 2), small(optimizer=name))
+    assert all(bool(group.get("fused")) is fused for group in found.param_groups)

@@ -3,12 +3,14 @@
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ziggurat.engine.recipe import Recipe, RecipeError
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # one kernel for a whole step
 
 
 def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -21,6 +23,8 @@ def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     options: dict[str, Any] = {"betas": recipe.betas, "eps": recipe.eps}
     options = {key: value for key, value in options.items() if value is not None}
+    if get_optimizer_class(recipe.optimizer, bind_defaults=False) in FUSED:
+        options["fused"] = True
     return create_optimizer_v2(
         model,
         recipe.optimizer,
