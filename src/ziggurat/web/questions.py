@@ -86,7 +86,8 @@ async def question(request: Request) -> Asked:
             async with request.form(max_files=IMAGES, max_fields=TOP) as form:
                 return await of_form(form)
         case "application/json":
-            return await asyncio.to_thread(of_json, await request.body())  # it may be long
+            body = b"".join([part async for part in request.stream()])  # .body() would be kept
+            return await asyncio.to_thread(of_json, body)  # it may be long
     raise HTTPException(415, f"send image files as {FORM}, or base64 in {JSON}")
 
 

@@ -106,6 +106,7 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self.service: Service = app.state.service
+        self.service.status = "starting"
         self.warming: asyncio.Task[None] | None = None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

@@ -157,8 +157,7 @@ class Service:
         self.metrics.inside.set_function(lambda: self.inside)
 
     async def warm(self) -> None:
-        """Ready once each model has been."""
-        self.status = "starting"
+        """Ready, if it was starting, once each model has been."""
         await asyncio.gather(*(model.warm() for model in self.models.values()))
         if self.status == "starting":
             self.status = "ready"
@@ -201,6 +200,7 @@ class Service:
         names = [position(i, len(asked.images)) for i in range(len(asked.images))]
         read = partial(self.prepared, one.model)
         pixels = await asyncio.gather(*map(partial(self.aside, read), asked.images, names))
+        asked.images.clear()  # they are large
         began = time.perf_counter()
         rows = await one.predict(pixels)
         likeliest = [one.model.classifier.guesses(row.probabilities, asked.top) for row in rows]
