@@ -50,6 +50,14 @@ def test_images_are_computed_together(saved: Path) -> None:
     assert classify.guesses(together[0], 1)[0].probability == together[0].max()
 
 
+def test_images_are_normalised_as_torch_would_to_the_bit(saved: Path) -> None:
+    classify = Classifier(saved)
+    pixels = [classify.pixels(image) for image in GREY]
+    theirs = (torch.stack(pixels).float() - classify.mean) / classify.std
+    assert torch.equal(classify.normalised(pixels), theirs)
+    assert torch.equal(classify.probabilities(pixels), classify.runner(theirs).softmax(1))
+
+
 def test_a_line_is_refused_before_it_is_scaled_to_gigabytes(saved: Path) -> None:
     classify = Classifier(saved)
     for size in ((4000, 1), (1, 4000), (1_000_000, 9)):

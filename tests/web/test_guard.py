@@ -1,5 +1,6 @@
 """Slow, huge and broken requests at a real server, byte by byte."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx2
 import pytest
+from starlette.types import Message
 
 from tests.web.conftest import Gate, encoded, picture, serving, until
 from tests.web.test_predict import IMAGE, PATH, files, metric
@@ -140,6 +142,28 @@ def test_a_visitor_who_goes_in_the_middle_is_no_mistake(
         assert metric(client, "ziggurat_errors_total") == before
         assert client.post(PATH, files=files(IMAGE)).status_code == 200
     assert "Traceback" not in caplog.text
+
+
+def test_a_place_is_free_once_all_of_the_answer_is_sent(models: dict[str, Explainer]) -> None:
+    """Who waits for each answer takes one place, however fast the next question comes."""
+    app = application(models)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/nowhere",
+        "headers": [],
+        "query_string": b"",
+    }
+    inside = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        inside.append((message["type"], app.state.service.inside))
+
+    asyncio.run(app(scope, receive, send))
+    assert inside == [("http.response.start", 1), ("http.response.body", 0)]
 
 
 def test_a_head_is_a_get_without_its_body(hurried: str) -> None:

@@ -97,12 +97,21 @@ class Classifier:
         return torch.as_tensor(np.asarray(self.transform(as_rgb(image))))
 
     def normalised(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Such images together, as the model takes them: (B, 3, H, W)."""
-        return (torch.stack(list(pixels)).to(self.device).float() - self.mean) / self.std
+        """Such images together, as the model takes them: (B, 3, H, W).
+
+        On a CPU by numpy, and ``probabilities`` row by row: what is this small torch would share
+        among threads, which wait at full speed for each other whenever others have the cores.
+        """
+        together = np.stack(list(pixels))
+        if self.mean.device.type != "cpu":
+            return (torch.from_numpy(together).to(self.device).float() - self.mean) / self.std
+        images = together - self.mean.numpy()
+        images /= self.std.numpy()
+        return torch.from_numpy(images)
 
     def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
         """Those of all classes for each of such images, computed together: (B, classes)."""
-        return self.runner(self.normalised(pixels)).softmax(1).cpu()
+        return torch.stack([row.softmax(0) for row in self.runner(self.normalised(pixels)).cpu()])
 
     def guesses(self, probabilities: Tensor, top: int) -> list[Guess]:
         """The likeliest classes of one image."""

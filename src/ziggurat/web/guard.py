@@ -53,6 +53,7 @@ class Exchange:
         self.left = asyncio.Event()  # the visitor has gone
         self.status = 0  # of the answer, once it has begun
         self.finished = False
+        self.place = 0  # taken, of those that the service has
 
     @property
     def unread(self) -> bool:
@@ -97,10 +98,22 @@ class Exchange:
                 headers["Connection"] = "close"
         elif message["type"] == "http.response.body":
             self.finished = not message.get("more_body")
+            if self.finished:  # who has all of it may ask again at once
+                self.leave()
             body = b"" if self.head else message.get("body", b"")
             more = self.unread or not self.finished
             message = {**message, "body": body, "more_body": more}
         await self.target(message)
+
+    def enter(self) -> None:
+        """Take a place."""
+        self.place = 1
+        self.service.inside += 1
+
+    def leave(self) -> None:
+        """Give it back, if it was not yet."""
+        self.service.inside -= self.place
+        self.place = 0
 
     async def linger(self) -> None:
         """End an answer whose request was not read: a socket closed at once could take it back."""
@@ -154,11 +167,12 @@ class Guard:
             refusal = said(503, words, AGAIN)
         if refusal:
             return await refusal(scope, exchange.receive, exchange.send)
-        self.service.inside += works
+        if works:
+            exchange.enter()
         try:
             await self.attend(scope, exchange)
         finally:
-            self.service.inside -= works
+            exchange.leave()
 
     async def attend(self, scope: Scope, exchange: Exchange) -> None:
         """Let the application answer; stop it when time is up or nobody waits for the answer."""
