@@ -1,14 +1,15 @@
 """The service under load, on loopback: images a second, how long each takes, what it survives.
 
-    python benchmarks/serving.py                 # into benchmarks/results/serving.json
+    python benchmarks/serving.py           # five minutes, into benchmarks/results/serving.json
     python benchmarks/serving.py --seconds 2 --rounds 1 --fuzz 200 --out short.json
 
 A server is asked while others send it what is broken, huge or slow, or are killed; then come files
 that were damaged at random; then it is stopped with all clients' requests inside. Two servers of
 one model, one that computes batches and one that computes image by image, are asked by turns, by
-clients that each wait for their answer. Last, requests come at a given rate, whether or not the
-ones before were answered, and are timed from when they were due. Weights are random; the light
-model is that of the recipe nest/digits.
+clients that each wait for their answer; where wrk is installed it asks, too. Last, requests come at
+a given rate, whether or not the ones before were answered, and are timed from when they were due.
+Weights are random; the light model is that of the recipe nest/digits. The table of docs/serve.md is
+written anew.
 """
 
 import argparse
@@ -28,13 +29,16 @@ import ziggurat
 from ziggurat.engine import results
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"
+PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
+MARK = "<!-- serving -->\n"
 DIGITS: dict[str, Any] = dict(
     img_size=32, patch_size=4, dims=(32, 64, 128), heads=(2, 4, 8), depths=(1, 1, 1),
     attention="multi_head", num_classes=10,
 )  # fmt: skip
 MODELS = {"digits": ("nest_tiny_cifar", DIGITS), "rest_lite": ("rest_lite", {})}  # light, heavy
-CLIENTS, SECONDS, ROUNDS, FUZZ = 32, 10.0, 3, 10_000
+CLIENTS, SECONDS, ROUNDS, FUZZ = 32, 5.0, 3, 10_000
 BATCH, QUEUE, SHARE = 16, 256, 0.8
+SUSTAINED = 3  # times as long as the other loads
 RATES = ("twice_one_client", "most_of_batches")
 DONE = 'ziggurat_request_seconds_count{route="/api/predict"}'
 
@@ -85,10 +89,11 @@ def loaded(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             rates = [each[-1]["images_per_second"] for each in (single, alone, together)]
             said = "one client {:.1f}, many {:.1f}, batches {:.1f} images/s".format(*rates)
             print(f"{folder.name}, round {number + 1}: {said}", flush=True)
+        wrk = load.by_wrk(server.address, requests, args.clients, args.seconds)
         at_rates = {}
         alone_rate, most_rate = (middle(one)["images_per_second"] for one in (single, together))
         for name, rate in zip(RATES, (2 * alone_rate, SHARE * most_rate), strict=True):
-            asked = load.open_loop(server.address, requests, rate, 2 * args.seconds)
+            asked = load.open_loop(server.address, requests, rate, SUSTAINED * args.seconds)
             at_rates[name] = asyncio.run(asked)
             print(f"{folder.name}, {name}: {at_rates[name]}", flush=True)
     both = zip(together, alone, strict=True)
@@ -102,6 +107,7 @@ def loaded(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "one_client": single,
         "image_by_image": alone,
         "batches": together,
+        "wrk": wrk,
         "gain_of_batches": {"median": statistics.median(gains), "rounds": gains},
         **at_rates,
     }
@@ -143,11 +149,19 @@ def markdown(measured: dict[str, Any]) -> str:
             ("", f"{twice} a second: twice the first row", found[RATES[0]]),
             ("", f"{most} a second: {SHARE:.0%} of the third row", found[RATES[1]]),
         ]
+        if found["wrk"] is not None:
+            rows.insert(3, (many, "the same, asked by wrk", found["wrk"]))
         name = f"`{found['model']}`, {found['backend']}"
         lines += [line(name, *row) for row in rows]
     storm = measured["among_abusers"]
     lines.append(line(name_of(measured), 8, "among broken, huge, slow and killed ones", storm))
     return "\n".join(lines) + "\n"
+
+
+def fill(page: Path, table: str) -> None:
+    """Put the table between the page's marks."""
+    before, _, after = page.read_text().split(MARK)
+    page.write_text(f"{before}{MARK}{table}{MARK}{after}")
 
 
 def line(name: str, clients: object, what: str, row: dict[str, Any]) -> str:
@@ -191,6 +205,8 @@ def main(words: Sequence[str] | None = None) -> None:
         measured["loads"] = [loaded(args, folder) for folder in folders]
     print(f"wrote {results.write(args.out, measured, load.SEED)}")
     print(markdown(measured))
+    if Path(args.out) == RESULTS:
+        fill(PAGE, markdown(measured))
 
 
 if __name__ == "__main__":

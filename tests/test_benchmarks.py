@@ -431,24 +431,53 @@ def test_gradcat_finds_the_digit_asked_for_and_the_printed_sign_does_not() -> No
 
 @pytest.mark.skipif(not serving.RESULTS.exists(), reason="not measured yet")
 def test_the_page_shows_the_service_under_load() -> None:
-    """Nothing is lost: of requests, of connections, of memory."""
     found = json.loads(serving.RESULTS.read_text())
-    measured = found["measured"]
-    assert serving.markdown(measured) in (ROOT / "docs" / "serve.md").read_text()
+    assert serving.markdown(found["measured"]) in serving.PAGE.read_text()
     for key in ("command", "seed", "commit", "hardware"):
         assert found[key] is not None
-    light = measured["loads"][0]
+    assert not found["commit"].endswith("+")
+
+
+@pytest.mark.skipif(not serving.RESULTS.exists(), reason="not measured yet")
+def test_the_service_loses_nothing_under_load() -> None:
+    """Of the committed figures. A model that fills all cores alone may be asked for too much."""
+    loads = json.loads(serving.RESULTS.read_text())["measured"]["loads"]
+    light = loads[0]
     assert light["gain_of_batches"]["median"] > 1
-    assert light["twice_one_client"]["errors"] == 0
-    assert all(one["most_of_batches"]["errors"] == 0 for one in measured["loads"])
+    twice, single = light["twice_one_client"], serving.middle(light["one_client"])
+    assert twice["asked_per_second"] == 2 * single["images_per_second"]
+    assert twice["errors"] == 0
+    assert twice["images_per_second"] == pytest.approx(twice["asked_per_second"], rel=0.02)
+    for one in loads:
+        rounds = (one[key] for key in ("one_client", "image_by_image", "batches"))
+        assert sum(serving.middle(each)["errors"] for each in rounds) == 0
+        assert one["most_of_batches"]["errors"] == 0
+        assert one["wrk"] is None or one["wrk"]["errors"] == 0
+        assert set(one["twice_one_client"]["answers"]) <= {"200", "503"}
+
+
+@pytest.mark.skipif(not serving.RESULTS.exists(), reason="not measured yet")
+def test_the_service_survives_what_it_is_sent() -> None:
+    """Of the committed figures: abusers, damaged files, SIGTERM."""
+    measured = json.loads(serving.RESULTS.read_text())["measured"]
     assert measured["among_abusers"]["errors"] == 0
-    assert measured["damaged_files"]["unexpected"] == measured["server_errors"] == 0
-    early, late = measured["damaged_files"]["memory_mb"]
+    assert min(measured["among_abusers"]["abuse"].values()) > 0
+    broken = measured["damaged_files"]
+    assert broken["files"] == sum(broken["answers"].values()) == 10_000
+    assert broken["unexpected"] == measured["server_errors"] == 0
+    early, late = broken["memory_mb"]
     assert late - early < 60
     end = measured["sigterm"]
-    assert end["answered"] == end["accepted"]
+    assert end["answered"] == end["accepted"] == serving.CLIENTS
     assert end["unanswered_at_sigterm"] > 0
     assert end["exit_code"] == 0
+
+
+def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{serving.MARK}old\n{serving.MARK}after\n")
+    serving.fill(page, "new\n")
+    assert page.read_text() == f"before\n{serving.MARK}new\n{serving.MARK}after\n"
 
 
 @pytest.mark.slow
@@ -458,4 +487,5 @@ def test_the_benchmark_of_the_service_runs(tmp_path: Path) -> None:
     subprocess.run([sys.executable, serving.__file__, *words, "--out", str(out)], check=True)
     measured = json.loads(out.read_text())["measured"]
     assert measured["sigterm"]["answered"] == measured["sigterm"]["accepted"] == 4
-    assert len(serving.markdown(measured).splitlines()) == 8
+    by_wrk = measured["loads"][0]["wrk"] is not None
+    assert len(serving.markdown(measured).splitlines()) == 8 + by_wrk
