@@ -70,6 +70,20 @@ def test_the_first_waits_for_company_but_not_for_long(model: Model) -> None:
     alone.close()
 
 
+def test_nobody_is_waited_for_who_is_there_already(model: Model) -> None:
+    model.go.set()
+    coming = [2]
+    batcher = Batcher(model, 9, 9, lambda: coming[0] > 0, wait=600)
+    (first,) = batcher.submit([1])
+    coming[0] = 1
+    (second,) = batcher.submit([2])
+    coming[0] = 0
+    (third,) = batcher.submit([3])
+    assert not wait([first, second, third], 20).not_done
+    assert model.batches == [[1, 2, 3]]
+    batcher.close()
+
+
 def test_what_is_cancelled_is_never_computed_and_frees_its_place(model: Model) -> None:
     batcher, _ = busy(model, limit=2)
     given_up, kept = batcher.submit([1, 2])

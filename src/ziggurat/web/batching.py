@@ -3,7 +3,8 @@
     requests: submit([item, ...]) -> futures        one thread: take -> run([item, ...]) -> results
 
 Who comes while the model works waits and goes with the next call; who comes when it rests waits a
-few milliseconds for company, if there is any. What is cancelled before its turn is never computed.
+few milliseconds for others, as long as some are on their way. What is cancelled before its turn is
+never computed.
 """
 
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, NamedTuple, TypeVar
 
-WAIT = 0.004  # seconds that the first of a batch waits for others
+WAIT = 0.01  # seconds that the first of a batch waits for others at most
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,7 +35,7 @@ class Waiting(NamedTuple, Generic[Item, Result]):
 class Batcher(Generic[Item, Result]):
     """Calls ``run`` from one thread of its own, with at most ``batch`` items at once.
 
-    ``limit`` bounds those that wait, ``company`` says whether more may come soon. The thread starts
+    ``limit`` bounds those that wait, ``company`` says whether more come soon. The thread starts
     with the first item and ends with ``close``.
     """
 
@@ -69,7 +70,9 @@ class Batcher(Generic[Item, Result]):
                 self.closing = False
                 self.thread = threading.Thread(target=self.work, name="model", daemon=True)
                 self.thread.start()
-            self.changed.notify()
+            first = len(self.queue) == len(new)
+            if first or len(self.queue) >= self.batch or not self.company():
+                self.changed.notify()  # else there is no need to look yet
         for one in new:
             one.answer.add_done_callback(self.forget)
         return [one.answer for one in new]
@@ -95,15 +98,15 @@ class Batcher(Generic[Item, Result]):
                         one.answer.set_exception(error)
 
     def take(self) -> list[Waiting[Item, Result]] | None:
-        """The next batch, once it is full or its first has waited long enough; None: no more."""
+        """The next batch: full, or with no other on its way, or late enough; None: no more."""
         with self.changed:
             while not self.queue:
                 if self.closing:
                     self.thread = None
                     return None
                 self.changed.wait()
-            until = self.queue[0].since + (self.wait if self.company() else 0)
-            while 0 < len(self.queue) < self.batch and not self.closing:
+            until = self.queue[0].since + self.wait
+            while 0 < len(self.queue) < self.batch and self.company() and not self.closing:
                 left = until - time.monotonic()
                 if left <= 0:
                     break

@@ -91,17 +91,14 @@ class Computed(NamedTuple):
 class Served:
     """One checkpoint with its two threads."""
 
-    def __init__(
-        self,
-        name: str,
-        model: Explainer,
-        limits: Limits,
-        metrics: Metrics,
-        company: Callable[[], bool],
-    ) -> None:
+    coming = 0  # images for it that are being decoded
+
+    def __init__(self, name: str, model: Explainer, limits: Limits, metrics: Metrics) -> None:
         self.name, self.model, self.limits = name, model, limits
         most = max(limits.queue, limits.images, limits.batch)  # a whole request fits
-        self.batcher: Batcher[Tensor, Computed] = Batcher(self.compute, limits.batch, most, company)
+        self.batcher: Batcher[Tensor, Computed] = Batcher(
+            self.compute, limits.batch, most, lambda: self.coming > 0
+        )
         self.explaining = ThreadPoolExecutor(1, "explain")
         metrics.waiting.labels(name).set_function(lambda: len(self.batcher))
         self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
@@ -149,8 +146,7 @@ class Service:
     def __init__(self, models: Mapping[str, Explainer], limits: Limits) -> None:
         self.limits, self.metrics = limits, Metrics(__version__)
         self.models = {
-            name: Served(name, model, limits, self.metrics, lambda: self.inside > 1)
-            for name, model in models.items()
+            name: Served(name, model, limits, self.metrics) for name, model in models.items()
         }
         self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")  # they take the memory
         self.metrics.ready.set_function(lambda: self.status == "ready")
@@ -199,7 +195,11 @@ class Service:
         one = self.model(next(iter(self.models)) if asked.model is None else asked.model)
         names = [position(i, len(asked.images)) for i in range(len(asked.images))]
         read = partial(self.prepared, one.model)
-        pixels = await asyncio.gather(*map(partial(self.aside, read), asked.images, names))
+        one.coming += len(names)
+        try:
+            pixels = await asyncio.gather(*map(partial(self.aside, read), asked.images, names))
+        finally:
+            one.coming -= len(names)
         asked.images.clear()  # they are large
         began = time.perf_counter()
         rows = await one.predict(pixels)
