@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ziggurat.engine import claims
 from ziggurat.engine.claims import PAPERS
-from ziggurat.engine.reproduce import Found, Judged, Part, Trained, spread, tally
+from ziggurat.engine.reproduce import Found, Judged, Part, Trained, cell_kinds, spread, tally
 from ziggurat.engine.verdicts import WORDS, Interval
 
 NONE = "–"
@@ -97,7 +97,13 @@ def verdict_rows(judged: Iterable[Judged]) -> Table:
 
 def quoted(text: str) -> str:
     """A quotation without TeX."""
-    return " ".join(text.replace("$", "").replace("\\times", "×").replace("\\%", "%").split())
+    return " ".join(
+        text.replace("$", "")
+        .replace("\\times", "×")
+        .replace("\\sim", "~")
+        .replace("\\%", "%")
+        .split()
+    )
 
 
 def has_any(one: Judged) -> bool:
@@ -138,20 +144,20 @@ def overview(found: Sequence[Found]) -> Table:
     rows = []
     for paper in PAPERS:
         own = [one for one in found if one.paper == paper]
-        every = [cell for one in own for cell in one.cells]
         counts = tally(j for one in own for j in one.judged)
-        agree, excused = (sum(bool(cell[key]) for cell in every) for key in ("agrees", "reason"))
+        kinds = cell_kinds([cell for one in own for cell in one.cells])
         rows.append(
             [
                 claims.paper(paper).name,
                 str(len(own)),
-                f"{agree} of {len(every)}" + (f" ({excused} with a reason)" if excused else ""),
+                *map(str, kinds.values()),
                 *(str(counts[word]) for word in WORDS),
                 str(len(trainings(own))),
             ]
         )
     words = [word.removesuffix(" at this scale") for word in WORDS]
-    return Table(["paper", "tables, figures", "cells that agree", *words, "trainings"], rows)
+    heads = ["paper", "tables, figures", "cells agree", "differ", "no model", *words, "trainings"]
+    return Table(heads, rows)
 
 
 def trainings(found: Iterable[Found]) -> dict[tuple[Any, ...], float]:

@@ -124,6 +124,7 @@ class RatioClaim(Said):
     find: dict[str, Any] = {}  # what the row has
     value: str  # its key; a list is least, middle and most
     spread: str = ""  # the key of least and most
+    unit: str = "times"
     relation: Literal["at least", "about", "at most"] = "at least"
     claimed: float = Field(gt=0)
 

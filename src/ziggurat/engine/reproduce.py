@@ -196,7 +196,7 @@ def judge(
         return Judged(full, claim, verdict, unit(claim), (Part("", float(claim.claimed), found),))
     if isinstance(claim, RatioClaim):
         word, measured = counts.ratio(claim, places.benchmarks)
-        return Judged(full, claim, word, "times", (Part("", claim.claimed, measured),))
+        return Judged(full, claim, word, claim.unit, (Part("", claim.claimed, measured),))
     study = trained(claim.study, scale, places)
     sign = -1 if claim.less else 1
     weights = [{arm: sign * w for arm, w in one.items()} for one in claim.contrasts]
@@ -241,14 +241,25 @@ def tally(judged: Iterable[Judged]) -> dict[Word, int]:
     return {word: found.count(word) for word in WORDS}
 
 
+def cell_kinds(cells: counts.Cells) -> dict[str, int]:
+    """How many cells agree, how many differ (each says why), and how many are of no model here."""
+    agree = sum(cell["agrees"] for cell in cells)
+    absent = sum(cell["ours"] is None for cell in cells)
+    return {"agree": agree, "differ": len(cells) - agree - absent, "of no model here": absent}
+
+
+def sums(cells: counts.Cells) -> str:
+    """``6 cells agree, 2 differ``."""
+    found = cell_kinds(cells)
+    rest = [f"{n} {word}" for word, n in found.items() if n and word != "agree"]
+    return ", ".join([f"{found['agree']} cells agree", *rest])
+
+
 def state(found: Found, seeds: int = 3) -> str:
     """The state of our last result, in a line."""
     words = []
     if found.cells:
-        agree = sum(cell["agrees"] for cell in found.cells)
-        excused = sum(bool(cell["reason"]) for cell in found.cells)
-        rest = f", {excused} with a reason why not" if excused else ""
-        words.append(f"{agree} of {len(found.cells)} cells agree{rest}")
+        words.append(sums(found.cells))
     elif "count" in found.item.checks:
         words.append("not counted yet")
     for one in found.studies:

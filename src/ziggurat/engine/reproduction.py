@@ -11,7 +11,7 @@ from ziggurat.data.files import written_whole
 from ziggurat.engine import claims, html, studyplots
 from ziggurat.engine.beside import Table, arms, cells, overview, sources, trainings, verdict_rows
 from ziggurat.engine.claims import PAPERS
-from ziggurat.engine.reproduce import Found, Places, Trained, find, tally
+from ziggurat.engine.reproduce import Found, Places, Trained, cell_kinds, find, sums, tally
 from ziggurat.engine.studies import Scale
 from ziggurat.engine.verdicts import FAILS, HOLDS, MISSING, UNDECIDED, WORDS
 
@@ -30,7 +30,8 @@ RULE = (
     "A trained claim holds if all of the 95 % interval of the difference lies on the claimed side "
     "(Welch's, over seeds), does not hold if all of it lies on the other, and is undecided "
     "otherwise. A ratio holds if nine tenths of it are reached. A count holds within one of the "
-    "last printed digit."
+    "last printed digit. Cells that differ say why, mostly that the official code has another "
+    "number than the paper; those of no model here are of models that no library we use has."
 )
 
 
@@ -103,15 +104,14 @@ def as_html(
 
 def cards(found: Sequence[Found]) -> str:
     """The whole in numbers."""
-    every = [cell for one in found for cell in one.cells]
+    kinds = cell_kinds([cell for one in found for cell in one.cells])
     counts = tally(j for one in found for j in one.judged)
     runs = trainings(found)
-    agree = sum(cell["agrees"] for cell in every)
-    excused = sum(bool(cell["reason"]) for cell in every)
     return (
         '<div class="cards">'
         + html.card(str(len(found)), "tables and figures")
-        + html.card(f"{agree} of {len(every) - excused}", "countable cells agree")
+        + html.card(str(kinds["agree"]), "counted cells agree")
+        + html.card(str(kinds["differ"]), "differ, each with its reason")
         + "".join(html.card(str(counts[word]), f"claims: {word}") for word in WORDS if counts[word])
         + html.card(str(len(runs)), "trainings")
         + html.card(html.duration(sum(runs.values())), "of training")
@@ -170,8 +170,7 @@ def item_html(one: Found, pictures: dict[str, list[Path]]) -> str:
     ]
     parts += [html.picture(file, "chart", caption(file)) for file in pictures[one.name]]
     if one.cells:
-        agree = sum(cell["agrees"] for cell in one.cells)
-        head = f"{agree} of {len(one.cells)} counted cells agree"
+        head = sums(one.cells)
         parts.append(f"<details><summary>{head}</summary>{web(cells(one))}</details>")
     if one.item.gap:
         parts.append(f'<p class="source">Not checked: {escape(one.item.gap)}.</p>')
@@ -226,8 +225,7 @@ def item_markdown(one: Found, pictures: dict[str, list[Path]], out: Path) -> str
             parts.append(f"{study.study.title}. {words(study)}\n\n{marked(arms(study))}")
     parts += [image(file, out) for file in pictures[one.name]]
     if one.cells:
-        agree = sum(cell["agrees"] for cell in one.cells)
-        parts.append(folded(f"{agree} of {len(one.cells)} counted cells agree", marked(cells(one))))
+        parts.append(folded(sums(one.cells), marked(cells(one))))
     if one.item.gap:
         parts.append(f"Not checked: {one.item.gap}.")
     lines = [*sources(one), *one.item.commands]
