@@ -116,7 +116,7 @@ def loaded(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def survived(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Abuse, damaged files, and the end."""
     requests = [load.request(file) for file in load.photographs()]
-    with load.serving(folder, "--backend", args.backend) as server:
+    with load.serving(folder, "--backend", args.backend, giving_back=True) as server:
 
         async def stormy() -> dict[str, Any]:
             async with load.abused(server.address) as sent:
