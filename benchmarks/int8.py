@@ -75,12 +75,14 @@ def small(family: str, kind: str, runs: Path, rounds: int) -> dict[str, Any]:
     before, after = (formats.read(kind, folder) for folder in folders)
     found = export.compared(before, after, export.normal(model)(tried.images), tried.labels)
     assert found.top1 is not None
-    recipe = json.loads((run / "results.json").read_text())["measured"]["recipe"]
+    training = json.loads((run / "results.json").read_text())
+    recipe = training["measured"]["recipe"]
     return {
         "family": family,
         "model": recipe["model"],
         "model_args": recipe["model_args"],
         "epochs": recipe["epochs"],
+        "trained_at": training["commit"],
         "params": count(model, size, 3).params,
         "format": kind,
         "images": found.images,
@@ -137,22 +139,21 @@ def measure(
 ) -> dict[str, Any]:
     """Each row that is missing, written as soon as it is there."""
     measured = there(out) or {"threads": torch.get_num_threads(), "small": [], "full": []}
-    for family in families:
-        for kind in FORMATS:
-            for part in ("small", "full"):
-                rows = measured[part]
-                old = [row for row in rows if (row["family"], row["format"]) == (family, kind)]
-                if old and not again:
-                    continue
-                if part == "small":
-                    row = small(family, kind, runs, rounds)
-                else:
-                    row = full(family, kind, rounds)
-                kept = [one for one in rows if one not in old] + [row]
-                order = [(name, one) for name in STUDIES for one in FORMATS]
-                kept.sort(key=lambda row: order.index((row["family"], row["format"])))
-                measured[part] = kept
-                results.write(out, measured, SEED)
+    order = [(family, kind) for family in STUDIES for kind in FORMATS]
+    for part in ("small", "full"):
+        for family, kind in order:
+            rows = measured[part]
+            old = [row for row in rows if (row["family"], row["format"]) == (family, kind)]
+            if family not in families or (old and not again):
+                continue
+            if part == "small":
+                row = small(family, kind, runs, rounds)
+            else:
+                row = full(family, kind, rounds)
+            rows = [one for one in rows if one not in old] + [row]
+            rows.sort(key=lambda row: order.index((row["family"], row["format"])))
+            measured[part] = rows
+            results.write(out, measured, SEED)
     return measured
 
 
