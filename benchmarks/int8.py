@@ -169,17 +169,25 @@ def markdown(measured: dict[str, Any]) -> str:
             f"| {row['family']} | {row['params'] / 1e6:.2f} M | {FORMATS[row['format']]} "
             f"| {before:.2f} | {after:.2f} | **{before - after:.2f}** | {compact(row)} |"
         )
-    lines += [
-        "",
+    if measured["full"]:
+        lines += ["", *full_size(measured["full"])]
+    threads = measured["threads"]
+    lines += ["", f"Speed is on {threads} thread{'s' * (threads > 1)}."]
+    return "\n".join(lines)
+
+
+def full_size(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The second table."""
+    lines = [
         f"| random weights, 224 px | parameters | | {COLUMNS} |",
         "| --- | ---: | --- | ---: | ---: | ---: |",
     ]
-    for row in measured["full"]:
+    for row in rows:
         lines.append(
             f"| {NAMES[row['model']]} | {row['params'] / 1e6:.1f} M | {FORMATS[row['format']]} "
             f"| {compact(row)} |"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def compact(row: dict[str, Any]) -> str:
