@@ -38,7 +38,9 @@ class Item(Data):
     checks: tuple[Kind, ...] = ()
     studies: tuple[str, ...] = ()  # whose arms are its rows
     results: tuple[str, ...] = ()  # of benchmarks that measure its ratios: pretrain.json
+    draw: Literal["rows", "lines", "curves", "cost"] = "rows"  # how its studies are shown
     commands: tuple[str, ...] = ()  # that draw its picture
+    pictures: tuple[str, ...] = ()  # drawn by them, in docs
     gap: str = ""  # what of it is not checked, and why
 
     @model_validator(mode="after")
@@ -122,6 +124,7 @@ class RatioClaim(Said):
     find: dict[str, Any] = {}  # what the row has
     value: str  # its key; a list is least, middle and most
     spread: str = ""  # the key of least and most
+    unit: str = "times"
     relation: Literal["at least", "about", "at most"] = "at least"
     claimed: float = Field(gt=0)
 
