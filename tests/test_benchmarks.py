@@ -113,11 +113,11 @@ def test_efficiency_is_measured_part_by_part(
 
 def test_a_training_step_has_its_optimiser() -> None:
     """On both sides; results from before that say so."""
-    models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
-    before = [model.weight.clone() for model in models]
-    given = torch.ones(1, 2)
-    rows = [peers.against(*models, (given, given), train, 1, "lines") for train in (False, True)]
-    for model, weight in zip(models, before, strict=True):
+    ours, theirs = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    before = [model.weight.clone() for model in (ours, theirs)]
+    given = torch.ones(1, 2), torch.ones(1, 2)
+    rows = [peers.against(ours, theirs, given, train, 1, "lines") for train in (False, True)]
+    for model, weight in zip((ours, theirs), before, strict=True):
         assert not model.weight.equal(weight)
     assert [peers.mode(row) for row in rows] == ["inference", "training step"]
     assert peers.mode({"mode": "train"}) == "forward and backward"
