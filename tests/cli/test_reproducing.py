@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli import main, reproducing
-from ziggurat.engine import claims, studies
+from ziggurat.engine import claims, reproduce, studies
+from ziggurat.engine.reproduce import Places
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,33 @@ def test_names_are_tables_papers_studies_or_all() -> None:
     items, trained = reproducing.resolved(["all"])
     assert items == list(claims.items())
     assert set(trained) == set(studies.names())
+
+
+def test_a_figure_is_drawn_from_what_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def command(words: list[str]) -> int:
+        asked.append(words)
+        (Path(words[-1]) / "heads_1.png").write_text("a picture")
+        return 0
+
+    places = Places(tmp_path / "results", tmp_path / "runs", tmp_path)
+    monkeypatch.setattr("ziggurat.cli.main", command)
+    reproducing.draw("rest/figure1", "laptop", places)
+    assert asked == []  # nothing is trained yet
+    monkeypatch.setattr("ziggurat.engine.rerun.trained", lambda run, at: True)
+    for _ in range(2):  # and once is enough
+        reproducing.draw("rest/figure1", "laptop", places)
+    ((verb, run, *words),) = asked
+    assert verb == "analyse"
+    assert run == str(tmp_path / "runs/laptop/rest-attention/emsa-0")
+    assert words[0] == "--images"
+    assert words[1].endswith("*.jpg")
+    (found,) = reproduce.find("rest/figure1", "laptop", places).pictures
+    assert found.read_text() == "a picture"
+    assert not reproducing.pictures_lacking("rest/figure1", places)
 
 
 def test_a_report_is_not_written_over_unasked(

@@ -126,3 +126,11 @@ def test_every_ratio_names_the_script_that_measures_it() -> None:
     wanted = {file for item in claims.items().values() for file in item.results}
     assert set(reproduce.SCRIPTS) == wanted
     assert all((ROOT / words.split()[0]).is_file() for words in reproduce.SCRIPTS.values())
+
+
+def test_every_picture_is_drawn_from_runs_there_are() -> None:
+    drawn = {name: reproduce.runs_of(name, "laptop") for name in claims.items()}
+    assert {name for name, runs in drawn.items() if runs} == {
+        "nest/figure8", "hvt/figure3", "rest/figure1", "rest/figure2", "hivit/figure2",
+    }  # fmt: skip
+    assert [run.seed for run in drawn["hivit/figure2"][0]] == [0, 1, 2]

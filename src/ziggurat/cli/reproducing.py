@@ -1,8 +1,11 @@
 """The verb that knows the papers' tables and figures: ``reproduce``."""
 
 import argparse
+import contextlib
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +92,9 @@ def done(args: argparse.Namespace, places: "Places") -> int:
     if lacking:
         notes.append(f"no recipes at {args.scale} scale: {', '.join(lacking)}")
     ready = [one for one in own if args.scale in one.scales]
-    todo = missing(ready, args.scale, args.seeds, places.results, places.runs)
+    drawn = [name for name in items if pictures_lacking(name, places)]
+    needed = [run for name in drawn for runs in reproduce.runs_of(name, args.scale) for run in runs]
+    todo = missing(ready, args.scale, args.seeds, places.results, places.runs, needed)
     failed: dict[str, str] = {}
     if todo:
         tell = (lambda text: None) if args.json else (lambda text: print(text, flush=True))
@@ -98,6 +103,8 @@ def done(args: argparse.Namespace, places: "Places") -> int:
         failed = came.failed
         if came.left:
             notes.append(f"{len(came.left)} runs are left: the same command goes on with them")
+    for name in drawn:
+        draw(name, args.scale, places)
     show(args, items, trained, places)
     for line in notes:
         print(line, file=sys.stderr)
@@ -158,6 +165,44 @@ def script(command: str) -> list[str]:
     return [f"ended with {ended}: python {command}"] if ended else []
 
 
+def pictures_lacking(name: str, places: "Places") -> bool:
+    """Whether one of its pictures is not drawn."""
+    from ziggurat.engine.reproduce import picture_files
+
+    return not all(file.is_file() for file in picture_files(name, places))
+
+
+def draw(name: str, scale: Any, places: "Places") -> None:
+    """Run the commands that draw a figure, once what it is drawn from is trained."""
+    from sklearn import datasets
+
+    from ziggurat.cli import main
+    from ziggurat.engine import claims
+    from ziggurat.engine.reproduce import picture_files, runs_of
+    from ziggurat.engine.rerun import trained
+
+    photos = Path(datasets.__file__).parent / "images"
+    every = zip(
+        claims.find(name).draws, runs_of(name, scale), picture_files(name, places), strict=True
+    )
+    for wanted, runs, file in every:
+        if file.is_file() or not all(trained(run, places.runs) for run in runs):
+            continue
+        folders = iter(str(places.runs / run.name) for run in runs)
+        with tempfile.TemporaryDirectory() as out:
+            words = [
+                next(folders) if word == "RUN"
+                else word.replace("PHOTOS", f"{photos}/*.jpg").replace("OUT", f"{out}/drawn")
+                for word in wanted.command.split()[1:]
+            ]  # fmt: skip
+            (Path(out) / "drawn").mkdir()
+            with contextlib.redirect_stdout(sys.stderr):
+                if main(words):
+                    raise ValueError(f"no picture: ziggurat {' '.join(words)}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(out) / "drawn" / wanted.picture, file)
+
+
 def jobs() -> int:
     """How many runs fit: one on each accelerator, or one on each core."""
     import os
@@ -193,8 +238,8 @@ def show(
             console.print(line)
         if one.item.gap:
             console.print(f"not checked: {one.item.gap}")
-        for command in one.item.commands:
-            console.print(f"its picture: {command}")
+        for file in one.pictures:
+            console.print(f"its picture: {file}")
 
 
 def tables(one: "Found") -> list[Any]:

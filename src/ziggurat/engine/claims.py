@@ -29,6 +29,21 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Draw(Data):
+    """A command that draws a figure; RUN, PHOTOS and OUT stand for folders."""
+
+    command: str
+    runs: tuple[str, ...]  # for each RUN a study, an arm and a seed: "rest/attention/emsa-0"
+    picture: str  # what it leaves in OUT
+
+    @model_validator(mode="after")
+    def filled(self) -> "Draw":
+        """Every RUN is given."""
+        if self.command.split().count("RUN") != len(self.runs):
+            raise ValueError(f"{self.command}: has {len(self.runs)} runs for its RUN")
+        return self
+
+
 class Item(Data):
     """A numbered table or figure."""
 
@@ -39,14 +54,14 @@ class Item(Data):
     studies: tuple[str, ...] = ()  # whose arms are its rows
     results: tuple[str, ...] = ()  # of benchmarks that measure its ratios: pretrain.json
     draw: Literal["rows", "lines", "curves", "cost"] = "rows"  # how its studies are shown
-    commands: tuple[str, ...] = ()  # that draw its picture
-    pictures: tuple[str, ...] = ()  # drawn by them, in docs
+    draws: tuple[Draw, ...] = ()  # its pictures
+    pictures: tuple[str, ...] = ()  # in docs, that benchmarks have drawn
     gap: str = ""  # what of it is not checked, and why
 
     @model_validator(mode="after")
     def complete(self) -> "Item":
         """What a check needs is named, and what nothing checks has a reason."""
-        named = {"trained": self.studies, "ratio": self.results, "picture": self.commands}
+        named = {"trained": self.studies, "ratio": self.results, "picture": self.draws}
         for kind, needed in named.items():
             if (kind in self.checks) != bool(needed):
                 raise ValueError(f"{self.id}: {kind} goes with what checks it")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ziggurat.engine import claims, counts, results, studies, verdicts
 from ziggurat.engine.claims import Claim, CountClaim, Item, RatioClaim, TrainedClaim
-from ziggurat.engine.studies import SCALES, Arm, Scale, Study
+from ziggurat.engine.studies import SCALES, Arm, Run, Scale, Study
 from ziggurat.engine.verdicts import MISSING, WORDS, Interval, Word
 
 SCRIPTS = {  # of benchmarks: what each results file is measured by
@@ -89,6 +89,7 @@ class Found(NamedTuple):
     studies: tuple[Trained, ...]
     judged: tuple[Judged, ...]
     sources: tuple[Mapping[str, Any], ...]  # results files, without what they measured
+    pictures: tuple[Path, ...]  # that are drawn
 
     @property
     def paper(self) -> str:
@@ -175,7 +176,29 @@ def find(name: str, scale: Scale, places: Places) -> Found:
             for one in sources
             if one
         ),
+        tuple(file for file in picture_files(name, places) if file.is_file()),
     )
+
+
+def picture_files(name: str, places: Places) -> list[Path]:
+    """Where its pictures are kept."""
+    stem = name.replace("/", "-")
+    every = range(1, len(claims.find(name).draws) + 1)
+    return [places.results / "pictures" / f"{stem}-{number}.png" for number in every]
+
+
+def runs_of(name: str, scale: Scale) -> list[list[Run]]:
+    """The trained runs that each of its pictures is drawn from."""
+    found = []
+    for draw in claims.find(name).draws:
+        runs = []
+        for words in draw.runs:
+            path, _, seed = words.rpartition("-")
+            study, _, arm = path.rpartition("/")
+            one = studies.study(study)
+            runs.append(studies.owner(studies.run_of(one, one.arm(arm), scale, int(seed))))
+        found.append(runs)
+    return found
 
 
 def about(name: str) -> list[Claim]:

@@ -3,6 +3,7 @@
 report(places, "laptop", Path("docs"))   -> docs/reproduction.html, reproduction.md, reproduction/
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -65,6 +66,7 @@ def draw(found: Sequence[Found], out: Path) -> dict[str, list[Path]]:
     drawn: dict[tuple[str, str], Path] = {}
     for one in found:
         shown = [out / file for file in one.item.pictures if (out / file).is_file()]
+        shown += [copied(file, folder / file.name) for file in one.pictures]
         for study in one.studies:
             how = "lines" if study.study.x and one.item.draw == "rows" else one.item.draw
             key = study.study.id, how
@@ -82,6 +84,12 @@ def draw(found: Sequence[Found], out: Path) -> dict[str, list[Path]]:
         made = studyplots.verdicts(points, folder / f"{paper}-verdicts.png")
         pictures[paper] = [made] if made else []
     return pictures
+
+
+def copied(file: Path, to: Path) -> Path:
+    """A picture beside the page."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(file, to))
 
 
 # HTML.
@@ -174,7 +182,7 @@ def item_html(one: Found, pictures: dict[str, list[Path]]) -> str:
         parts.append(f"<details><summary>{head}</summary>{web(cells(one))}</details>")
     if one.item.gap:
         parts.append(f'<p class="source">Not checked: {escape(one.item.gap)}.</p>')
-    lines = [*sources(one), *one.item.commands]
+    lines = [*sources(one), *(draw.command for draw in one.item.draws)]
     if lines:
         listed = "".join(f"<li><code>{escape(line)}</code></li>" for line in lines)
         parts.append(f"<details><summary>commands</summary><ul>{listed}</ul></details>")
@@ -228,7 +236,7 @@ def item_markdown(one: Found, pictures: dict[str, list[Path]], out: Path) -> str
         parts.append(folded(sums(one.cells), marked(cells(one))))
     if one.item.gap:
         parts.append(f"Not checked: {one.item.gap}.")
-    lines = [*sources(one), *one.item.commands]
+    lines = [*sources(one), *(draw.command for draw in one.item.draws)]
     if lines:
         parts.append(folded("commands", "\n".join(f"- `{line}`" for line in lines)))
     return "\n\n".join(parts)

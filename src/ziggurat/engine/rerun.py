@@ -44,12 +44,25 @@ class Worked(NamedTuple):
     failed: dict[str, str]  # run -> the last thing it said
 
 
-def missing(studies: Sequence[Study], scale: Scale, seeds: int, out: Path, at: Path) -> list[Run]:
-    """What is not kept yet, seed by seed, and before each what it starts from."""
+def missing(
+    studies: Sequence[Study],
+    scale: Scale,
+    seeds: int,
+    out: Path,
+    at: Path,
+    folders: Sequence[Run] = (),
+) -> list[Run]:
+    """What is not kept yet, seed by seed, and before each what it starts from.
+
+    Of ``folders``, a result is not enough: something is drawn from them.
+    """
     found: dict[str, Run] = {}
     every = (run for study in studies for run in runs(study, scale, seeds))
     for run in sorted(every, key=lambda run: run.seed):  # else in the studies' order
         if kept(run, out) is None:
+            add(run, found, at)
+    for run in folders:
+        if not trained(run, at):
             add(run, found, at)
     return list(found.values())
 
@@ -91,12 +104,14 @@ def one(run: Run, out: Path, at: Path) -> None:
 
 
 def keep(run: Run, out: Path, at: Path) -> Path:
-    """Its result among the others, with the command that makes it again."""
+    """Its result among the others, with the command that makes it again; a kept one stays."""
+    file = out / f"{run.name}.json"
+    if kept(run, out) is not None:
+        return file
     found: dict[str, Any] = json.loads((at / run.name / RESULTS).read_text())
     found["command"] = f"ziggurat reproduce {run.study} --scale {run.scale} --seeds {run.seed + 1}"
     if run.after is not None:  # a folder of this machine says nothing on another
         found["measured"]["recipe"]["init"] = run.after.name
-    file = out / f"{run.name}.json"
     with written_whole(file) as part:
         part.write(json.dumps(found, indent=1).encode() + b"\n")
     return file
