@@ -1,4 +1,4 @@
-"""What the training studies share: runs that are kept, and tables between marks of the README."""
+"""What the training studies share: runs that are kept, and tables between marks of a page."""
 
 import argparse
 import json
@@ -65,7 +65,12 @@ def spread(tops: list[float]) -> str:
 
 def update_readme(mark: str, table: str) -> None:
     """Put a table between the README's two marks."""
+    update(README, mark, table)
+
+
+def update(page: Path, mark: str, table: str) -> None:
+    """Put a table between a page's two marks."""
     mark = f"<!-- {mark} -->"
-    before, _, rest = README.read_text().partition(f"{mark}\n")
+    before, _, rest = page.read_text().partition(f"{mark}\n")
     _, _, after = rest.partition(mark)
-    README.write_text(f"{before}{mark}\n{table}\n{mark}{after}")
+    page.write_text(f"{before}{mark}\n{table}\n{mark}{after}")
