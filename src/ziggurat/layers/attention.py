@@ -8,7 +8,12 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from ziggurat.layers.linear import Linear, Mlp, linear
+from ziggurat.layers.linear import Linear, Mlp, is_plain, linear
+
+FEW = (
+    768  # queries; from here on torch's kernel for CPUs takes them in blocks that are large enough
+)
+CACHED = 2**18  # logits of one thread that stay in its cache
 
 
 def head_width(dim: int, heads: int) -> int:
@@ -69,10 +74,48 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     On a CPU there is none that gives a bias its gradient, and torch's own way around it looks for
     rows that see nothing. Ours have none.
     """
-    if bias is None or not bias.requires_grad or q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    return logits.add_(bias).softmax(-1) @ v
+    if bias is not None and bias.requires_grad and q.device.type == "cpu":
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return logits.add_(bias).softmax(-1) @ v
+    if in_parts(q, k):
+        return attend_in_parts(q, k, v, bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def in_parts(q: Tensor, k: Tensor) -> bool:
+    """Whether to go without torch's kernel: few tokens, several threads, nobody who looks on."""
+    return (
+        is_plain(q)
+        and q.shape[2] < FEW
+        and torch.get_num_threads() > 1
+        and 0 < q.shape[1] * q.shape[2] * k.shape[2] <= CACHED * torch.get_num_threads()
+        and not torch.is_grad_enabled()
+        and not torch._C._len_torch_function_stack()  # attention rollout listens to the kernel
+    )
+
+
+def attend_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """The same for as many of the batch at once as have logits that stay in the threads' caches.
+
+    With few tokens torch's kernel multiplies matrices of 64 x 32, which two threads do 1.2 to 1.6
+    times as fast as one (196 tokens, heads of 32; it depends on where its scratch memory lies).
+    Products of a whole part are done 1.9 times as fast.
+    """
+    B, heads, N, width = q.shape
+    part = max(1, CACHED * torch.get_num_threads() // (heads * N * k.shape[2]))
+    scratch = q.new_empty(min(part, B) * heads, N, k.shape[2])
+    out = q.new_empty(B, N, heads, width)
+    for i in range(0, B, part):
+        own_q, own_k, own_v = (t[i : i + part].flatten(0, 1) for t in (q, k, v))
+        logits = scratch[: len(own_q)]
+        torch.baddbmm(logits, own_q, own_k.mT, beta=0, alpha=width**-0.5, out=logits)
+        if bias is not None:
+            own_bias = bias if len(bias) == 1 else bias[i : i + part]
+            logits.unflatten(0, (-1, heads)).add_(own_bias)
+        torch.softmax(logits, -1, out=logits)
+        found = torch.bmm(logits, own_v).unflatten(0, (-1, heads))
+        out[i : i + part] = found.transpose(1, 2)
+    return out.transpose(1, 2)
 
 
 def heads_together(x: Tensor) -> Tensor:
