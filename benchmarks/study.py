@@ -63,9 +63,9 @@ def spread(tops: list[float]) -> str:
     return f"**{statistics.mean(tops):.1f}**{around} ({len(tops)})"
 
 
-def update_readme(mark: str, table: str) -> None:
-    """Put a table between the README's two marks."""
+def update_readme(mark: str, table: str, page: Path = README) -> None:
+    """Put a table between two marks of the README or of another page."""
     mark = f"<!-- {mark} -->"
-    before, _, rest = README.read_text().partition(f"{mark}\n")
+    before, _, rest = page.read_text().partition(f"{mark}\n")
     _, _, after = rest.partition(mark)
-    README.write_text(f"{before}{mark}\n{table}\n{mark}{after}")
+    page.write_text(f"{before}{mark}\n{table}\n{mark}{after}")

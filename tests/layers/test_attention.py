@@ -6,12 +6,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.layers import attention as layer
-from ziggurat.layers.attention import Attention, attend, heads_together
+from ziggurat.layers.attention import Attention, attend
 
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(layer, "FEW", range(1, 20))
 
 
 def packed(batch: int = 5, heads: int = 3, tokens: int = 7, width: int = 8) -> list[Tensor]:
@@ -33,7 +34,6 @@ def test_parts_of_a_batch_are_attended_as_the_whole(
     monkeypatch.setattr(layer, "CACHED", cached)
     found = layer.attend_in_parts(q, k, v, bias)
     torch.testing.assert_close(found, whole)
-    assert heads_together(found).data_ptr() == found.data_ptr()  # no copy
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -42,7 +42,7 @@ def test_only_small_attention_on_several_threads_goes_in_parts() -> None:
     with torch.no_grad():
         assert layer.in_parts(q, k)
         assert not layer.in_parts(q.double(), k.double())
-        long = q.new_zeros(1, 1, layer.FEW, 1)
+        long = q.new_zeros(1, 1, 20, 1)
         assert not layer.in_parts(long, long)
         assert not layer.in_parts(q[:, :, :0], k)
         with torch.autocast("cpu", torch.bfloat16):
