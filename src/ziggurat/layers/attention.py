@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ziggurat.layers.linear import Linear, Mlp, is_plain, linear
 
 FEW = range(128, 768)  # tokens; of fewer than 768, torch's kernel on a CPU takes 64 at a time
+NARROW = 32  # channels of a head, above which torch's kernel is as good; but with a bias
 CACHED = 2**20  # logits of one thread that stay in its cache and its part of the common one
 
 
@@ -75,7 +76,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None and bias.requires_grad and q.device.type == "cpu":
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return logits.add_(bias).softmax(-1) @ v
-    if in_parts(q, k):
+    if in_parts(q, k) and (q.shape[3] <= NARROW or bias is not None):
         return attend_in_parts(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
