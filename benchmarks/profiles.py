@@ -136,7 +136,7 @@ def markdown(measured: Mapping[str, Any]) -> str:
         speed = sum(row["speed"] * row["ms"] for row in kinds.values()) / totals[name]
         whole.append(f"{totals[name]:.0f} ms (**{speed:.2f}**)")
     lines.append("| all | " + " | ".join(whole))
-    return "\n".join(f"{line} |" for line in lines)
+    return "\n".join(f"{line.rstrip()} |" for line in lines)
 
 
 def main() -> None:
