@@ -3,8 +3,9 @@
     python benchmarks/peers.py                  # all pairs, into benchmarks/results/peers.json
     python benchmarks/peers.py nest_tiny --rounds 20
 
-Timed as everything is (``ziggurat.engine.bench``), two models alone by turns. A model that is the
-same has the same weights, and outputs are compared first. ``ziggurat bench --peers`` measures many
+Timed as everything is (``ziggurat.engine.bench``), two models alone by turns; a training step is
+``ziggurat bench --mode train``'s, with fused AdamW on both sides. A model that is the same has the
+same weights, and outputs are compared first. ``ziggurat bench --peers`` measures many
 at once. Memory is what tensors take at the peak beyond weights, optimiser and images: exact, not
 sampled.
 """
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import study
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import ziggurat
@@ -160,24 +160,12 @@ def main() -> None:
             parser.error(f"no peer for {name!r}: there are {', '.join(sorted(known))}")
     chosen = [pair for pair in PAIRS if not args.models or pair.ours in args.models]
     found = [row for pair in chosen for row in measure(pair, args.batch, args.rounds)]
-    table = Table(title=f"batch {args.batch}, 224 px, float32; above 1.00: ours is faster")
-    for column in ("ours", "peer", "mode", "speed-up (middle half)", "memory, ours / peer"):
-        table.add_column(column)
-    for row in found:
-        low, high = row["speedup_quartiles"]
-        table.add_row(
-            str(row["ours"]),
-            str(row["peer"]),
-            str(row["mode"]),
-            f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})",
-            f"{row['memory_ratio']:.2f}",
-        )
-    Console().print(table)
     out = args.out or (None if args.models else RESULTS)
     if out is not None:
         print(f"wrote {results.write(out, found, SEED)}")
     if out == RESULTS:
         study.update_readme("peers", markdown(found))
+    Console().print(markdown(found))
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def main() -> None:
     measured = measure(args.rounds)
     results.write(args.out, measured, SEED)
     if args.out == RESULTS:
-        study.update_readme("profiles", markdown(measured), PAGE)
+        study.update(PAGE, "profiles", markdown(measured))
     print(markdown(measured))
 
 

@@ -1,4 +1,4 @@
-"""What the training studies share: runs that are kept, and tables between marks of the README."""
+"""What the training studies share: runs that are kept, and tables between marks of a page."""
 
 import argparse
 import json
@@ -63,8 +63,13 @@ def spread(tops: list[float]) -> str:
     return f"**{statistics.mean(tops):.1f}**{around} ({len(tops)})"
 
 
-def update_readme(mark: str, table: str, page: Path = README) -> None:
-    """Put a table between two marks of the README or of another page."""
+def update_readme(mark: str, table: str) -> None:
+    """Put a table between the README's two marks."""
+    update(README, mark, table)
+
+
+def update(page: Path, mark: str, table: str) -> None:
+    """Put a table between a page's two marks."""
     mark = f"<!-- {mark} -->"
     before, _, rest = page.read_text().partition(f"{mark}\n")
     _, _, after = rest.partition(mark)

@@ -19,6 +19,7 @@ import distill  # noqa: E402
 import efficiency  # noqa: E402
 import generate  # noqa: E402
 import gradcat  # noqa: E402
+import int8  # noqa: E402
 import labels  # noqa: E402
 import loop  # noqa: E402
 import peers  # noqa: E402
@@ -148,6 +149,18 @@ def test_efficiency_is_measured_part_by_part(
     assert [wanted.backends for wanted in asked[11:]] == [("eager", "onnx")] * 2
     monkeypatch.setattr(efficiency.results, "commit", lambda: "def+")
     assert not efficiency.there(out)
+
+
+def test_a_training_step_has_its_optimiser() -> None:
+    """On both sides; results from before that say so."""
+    ours, theirs = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    before = [model.weight.clone() for model in (ours, theirs)]
+    given = torch.ones(1, 2), torch.ones(1, 2)
+    rows = [peers.against(ours, theirs, given, train, 1, "lines") for train in (False, True)]
+    for model, weight in zip((ours, theirs), before, strict=True):
+        assert not model.weight.equal(weight)
+    assert [peers.mode(row) for row in rows] == ["inference", "training step"]
+    assert peers.mode({"mode": "train"}) == "forward and backward"
 
 
 @pytest.mark.slow
@@ -374,6 +387,60 @@ def test_generators_learn_digits() -> None:
             assert fids == sorted(fids, reverse=True)
             assert fids[-1] < 0.5 * untrained["conv" if name == "conv" else "shuffle"]["fid"]
             assert one["measured"]["recipe"]["epochs"] == round(generate.EPOCHS / pace[name])
+
+
+# int8.
+
+
+def test_the_page_shows_int8_with_its_accuracy() -> None:
+    found = json.loads(int8.RESULTS.read_text())
+    assert int8.markdown(found["measured"]) in int8.PAGE.read_text()
+    for key in ("command", "seed", "commit", "hardware"):
+        assert found[key] is not None
+    assert not found["commit"].endswith("+")
+    every = [(family, kind) for family in int8.STUDIES for kind in int8.FORMATS]
+    assert [(row["family"], row["format"]) for row in found["measured"]["small"]] == every
+    assert all(row["images"] == int8.TESTED for row in found["measured"]["small"])
+
+
+def test_int8_loses_less_than_a_point() -> None:
+    """Of the committed figures, and the files of full-size models are a third of their size."""
+    found = json.loads(int8.RESULTS.read_text())["measured"]
+    for row in found["small"]:
+        before, after = row["top1"]
+        assert before > 30, row
+        assert before - after < 1, row
+    for row in found["full"]:
+        assert row["bytes"][1] < row["bytes"][0] / 3, row
+
+
+def test_int8_is_measured_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped run goes on, and rows stand in the families' order."""
+    asked: list[tuple[str, str, str]] = []
+
+    def row(part: str) -> Any:
+        def measured(family: str, kind: str, *_: Any) -> dict[str, Any]:
+            asked.append((part, family, kind))
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            return {"family": family, "format": kind}
+
+        return measured
+
+    monkeypatch.setattr(int8, "small", row("small"))
+    monkeypatch.setattr(int8, "full", row("full"))
+    monkeypatch.setattr(int8.results, "commit", lambda: "abc")
+    out = tmp_path / "a.json"
+    with pytest.raises(KeyboardInterrupt):
+        int8.measure(["hivit", "nest"], out, tmp_path, False, 1)
+    int8.measure(["hivit"], out, tmp_path, False, 1)
+    assert asked[3:] == [("small", "hivit", "onnx"), ("small", "hivit", "openvino")] + [
+        ("full", "hivit", kind) for kind in int8.FORMATS
+    ]
+    found = int8.measure(["nest"], out, tmp_path, False, 1)
+    assert [row["family"] for row in found["small"]] == ["nest", "nest", "hivit", "hivit"]
+    int8.measure(["nest"], out, tmp_path, True, 1)
+    assert len(asked) == 3 + 4 + 2 + 4
 
 
 # GradCAT.

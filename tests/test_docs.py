@@ -25,7 +25,10 @@ from ziggurat.engine import bench
 from ziggurat.engine.results import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MADE = (
+    ROOT / "docs" / "reproduction.md"
+)  # lists commands that train: tests/engine/test_reproduction
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {MADE})]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 BUILDS = sorted(set(re.findall(r"`(create_model\([^`]+\))`", TEXT)))
 TARGETS = sorted(set(re.findall(r"(?:^|`)make (\w+)", TEXT, re.MULTILINE)))
@@ -114,6 +117,8 @@ def shortened(words: list[str]) -> list[str]:
     """What makes a training, or a measurement, short enough for a test."""
     if words[0] == "bench":
         return ["--batch", "1", "--rounds", "1", "--sizes", "96"]
+    if words[0] == "reproduce" and not {"--list", "--report"} & {*words}:
+        return ["--minutes", "0"]  # counts
     trains = words[0] in ("train", "pretrain", "finetune", "probe", "distill")
     if not trains or "--list" in words:
         return []
@@ -126,7 +131,8 @@ def run_all(command: str) -> None:
     command = command.replace("head:29500", "localhost:0")
     words = shlex.split(command)[1:]
     few = ["batch=2", "img_size=64"] if "regionvit/imagenet" in words else []
-    launch = [sys.executable, "-m", "torch.distributed.run", *words, *SHORT, *few]
+    short = [] if "reproduce" in words else [*SHORT, *few]
+    launch = [sys.executable, "-m", "torch.distributed.run", *words, *short]
     subprocess.run(launch, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
     if "--out" in words:
         found = json.loads(Path(words[words.index("--out") + 1], RESULTS).read_text())

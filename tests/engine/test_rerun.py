@@ -15,6 +15,7 @@ from tests.engine.small_runs import SMALL
 from ziggurat.engine import checkpoint, rerun, results, studies
 from ziggurat.engine.recipe import Recipe, parse
 from ziggurat.engine.rerun import locked, missing, one, work
+from ziggurat.engine.signals import Stopped
 from ziggurat.engine.studies import Run, Study
 
 
@@ -213,3 +214,17 @@ def test_under_a_launcher_runs_share_all_processes_and_a_time(
     found = work(missing([tiny], "laptop", 1, out, at), out, at, minutes=0.2 / 60)
     assert (found.done, len(found.left)) == ([], 3)
     assert os.environ["RANK"] == "0"
+
+
+def test_asked_to_stop_it_stops_its_runs_and_says_how_to_go_on(
+    tiny: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, at = tmp_path / "out", tmp_path / "runs"
+    monkeypatch.setattr(rerun, "child", sleeping)
+    pool = rerun.Pool(out, at, 2, None, print, 2)
+    asking = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    asking.start()
+    with pytest.raises(Stopped, match="the same command goes on") as stopped:
+        pool.run(missing([tiny], "laptop", 1, out, at)[:2])
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert (pool.running, names(pool.left)) == ({}, ["a-0", "b-0"])

@@ -39,9 +39,10 @@ from ziggurat.engine.optim import optimizer
 from ziggurat.engine.recipe import Recipe
 from ziggurat.engine.signals import Interrupted
 from ziggurat.models.weights import CheckpointError
-from ziggurat.tasks.dense import HEAD, DenseBatch, scaled
+from ziggurat.tasks.dense import DenseBatch, scaled
 from ziggurat.tasks.detect import Detect, DetectSettings, train_transform
 from ziggurat.tasks.detectors import Found
+from ziggurat.tasks.heads import HEAD
 from ziggurat.tasks.task import Wanted
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # pycocotools'

@@ -18,6 +18,7 @@ import ziggurat
 from tests.engine.small_runs import small
 from tests.tasks.small_scenes import CLASSES, write
 from tests.tasks.test_masking import FAMILIES
+from tests.tasks.test_upernet import images_of, tiny
 from ziggurat.cli import main
 from ziggurat.data.loading import seed_all
 from ziggurat.data.scenes import VOID, SceneData, open_scenes
@@ -26,19 +27,18 @@ from ziggurat.engine.evaluate import evaluate
 from ziggurat.engine.optim import optimizer
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import segment
-from ziggurat.tasks.dense import DenseBatch, Labels, read_head, scaled, train_steps
+from ziggurat.tasks.dense import DenseBatch, Labels, scaled, train_steps
+from ziggurat.tasks.heads import read_head
 from ziggurat.tasks.segment import (
     Part,
     Segment,
     SegmentSettings,
-    UPerNet,
     labels_of,
     logits_of,
     scores,
-    starts,
-    stretched,
 )
 from ziggurat.tasks.task import Wanted
+from ziggurat.tasks.upernet import UPerNet, stretched
 
 NEST = "nest_tiny_cifar"
 OURS = [name for name in FAMILIES if not name.startswith("timm/")]
@@ -82,17 +82,6 @@ def mixed(found: Segment) -> Segment:
     nn.init.normal_(found.model.classifier[1].weight)
     nn.init.zeros_(found.model.classifier[1].bias)
     return found
-
-
-def tiny(**options: Any) -> UPerNet:
-    seed_all(0)
-    backbone = ziggurat.create_model(NEST, img_size=32, num_classes=0, **FAMILIES[NEST])
-    return UPerNet(backbone, 4, **{"width": 16} | options)
-
-
-def images_of(*sizes: tuple[int, int]) -> list[Tensor]:
-    seed_all(2)
-    return [torch.randn(3, *size) for size in sizes]
 
 
 # Every family.
@@ -141,14 +130,6 @@ def test_every_parameter_gets_a_gradient(name: str, norm: bool, data: SceneData)
     assert [n for n, p in without.named_parameters() if p.grad is None] == []
 
 
-def test_each_level_has_one_norm_or_none() -> None:
-    for norm, count in ((True, 4), (False, 0)):
-        model = tiny(norm=norm)
-        outside = [m for n, m in model.named_modules() if not n.startswith("pyramid.backbone.")]
-        kinds = (nn.LayerNorm, nn.GroupNorm)
-        assert sum(isinstance(m, kinds) for m in outside) == count
-
-
 def test_a_frozen_backbone_stays_as_it_is(data: SceneData) -> None:
     found = task_of(data, "hvt_ti_1", freeze=True, drop_path=0.5)
     found.train()
@@ -178,25 +159,6 @@ def test_layers_of_the_backbone_are_decayed_one_by_one(folder: Path) -> None:
 
 
 # Images of any size.
-
-
-def test_logits_have_a_stride_of_four_whatever_the_size() -> None:
-    model = tiny().eval()
-    with torch.no_grad():
-        for size, grid in (((32, 32), (8, 8)), ((45, 36), (12, 9)), ((33, 50), (9, 13))):
-            assert model(images_of(size)).shape == (1, 4, *grid)
-        assert model(images_of((32, 40), (45, 36))).shape == (2, 4, 12, 10)
-
-
-def test_pixels_stay_where_they_are() -> None:
-    logits = torch.randn(1, 2, 9, 13)
-    whole = F.interpolate(logits, size=(36, 52), mode="bilinear", align_corners=False)
-    assert torch.equal(stretched(logits, 4, (36, 52)), whole)
-    assert torch.equal(stretched(logits, 4, (33, 50)), whole[..., :33, :50])
-    larger = stretched(logits, 4, (37, 54))  # of a backbone that leaves out the last pixels
-    assert torch.equal(larger[..., :36, :52], whole)
-    assert torch.equal(larger[..., 36, :52], whole[..., 35, :])
-    assert torch.equal(larger[..., 53], larger[..., 51])
 
 
 def test_a_convolutional_network_of_timm_segments_odd_sizes() -> None:
@@ -371,26 +333,6 @@ def test_a_part_is_no_larger_than_the_image(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Windows.
-
-
-@pytest.mark.parametrize(
-    ("side", "window", "step", "expected"),
-    [
-        (512, 512, 341, [0]),
-        (300, 512, 341, [0]),
-        (683, 512, 341, [0, 171]),
-        (853, 512, 341, [0, 341]),
-        (854, 512, 341, [0, 341, 342]),
-        (10, 4, 3, [0, 3, 6]),
-        (10, 4, 4, [0, 4, 6]),
-    ],
-)
-def test_windows_stand_where_mmsegmentations_do(
-    side: int, window: int, step: int, expected: list[int]
-) -> None:
-    assert starts(side, min(side, window), step) == expected
-    theirs = max(side - window + step - 1, 0) // step + 1
-    assert len(expected) == theirs
 
 
 @pytest.mark.parametrize("slide", [(45, 36), (64, 64), (45, 99)])

@@ -16,6 +16,7 @@ from ziggurat.cli import (
     generating,
     localising,
     models,
+    reproducing,
     running,
     serving,
     training,
@@ -57,7 +58,7 @@ def parser() -> Parser:
         return added
 
     groups = (models, training, running, explaining, localising, generating, benching)
-    for group in (*groups, exporting, serving, data):
+    for group in (*groups, reproducing, exporting, serving, data):
         group.add(verb)
     top.verbs = list(verbs.choices)
     return top

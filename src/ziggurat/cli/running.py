@@ -49,7 +49,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def predict(args: argparse.Namespace) -> int:
     """Say what images or clips show: likely classes, or objects and scenes, drawn."""
     from ziggurat.models.pretrained import is_of_clips
-    from ziggurat.tasks.dense import read_head
+    from ziggurat.tasks.heads import read_head
 
     by_name = ":" in args.checkpoint and not Path(args.checkpoint).exists()
     dense = not by_name and read_head(args.checkpoint) is not None

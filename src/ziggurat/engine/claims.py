@@ -29,6 +29,21 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Draw(Data):
+    """A command that draws a figure; RUN, PHOTOS and OUT stand for folders."""
+
+    command: str
+    runs: tuple[str, ...]  # for each RUN a study, an arm and a seed: "rest/attention/emsa-0"
+    picture: str  # what it leaves in OUT
+
+    @model_validator(mode="after")
+    def filled(self) -> "Draw":
+        """Every RUN is given."""
+        if self.command.split().count("RUN") != len(self.runs):
+            raise ValueError(f"{self.command}: has {len(self.runs)} runs for its RUN")
+        return self
+
+
 class Item(Data):
     """A numbered table or figure."""
 
@@ -38,13 +53,15 @@ class Item(Data):
     checks: tuple[Kind, ...] = ()
     studies: tuple[str, ...] = ()  # whose arms are its rows
     results: tuple[str, ...] = ()  # of benchmarks that measure its ratios: pretrain.json
-    commands: tuple[str, ...] = ()  # that draw its picture
+    draw: Literal["rows", "lines", "curves", "cost"] = "rows"  # how its studies are shown
+    draws: tuple[Draw, ...] = ()  # its pictures
+    pictures: tuple[str, ...] = ()  # in docs, that benchmarks have drawn
     gap: str = ""  # what of it is not checked, and why
 
     @model_validator(mode="after")
     def complete(self) -> "Item":
         """What a check needs is named, and what nothing checks has a reason."""
-        named = {"trained": self.studies, "ratio": self.results, "picture": self.commands}
+        named = {"trained": self.studies, "ratio": self.results, "picture": self.draws}
         for kind, needed in named.items():
             if (kind in self.checks) != bool(needed):
                 raise ValueError(f"{self.id}: {kind} goes with what checks it")
@@ -122,6 +139,7 @@ class RatioClaim(Said):
     find: dict[str, Any] = {}  # what the row has
     value: str  # its key; a list is least, middle and most
     spread: str = ""  # the key of least and most
+    unit: str = "times"
     relation: Literal["at least", "about", "at most"] = "at least"
     claimed: float = Field(gt=0)
 

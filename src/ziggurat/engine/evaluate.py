@@ -14,7 +14,7 @@ from ziggurat.engine.processes import accelerator, spare_cores
 from ziggurat.engine.recipe import RECIPE, Recipe, parse, read
 from ziggurat.models.pretrained import is_of_clips, locate
 from ziggurat.tasks import TASKS
-from ziggurat.tasks.dense import read_head
+from ziggurat.tasks.heads import read_head
 from ziggurat.tasks.task import Task, over_processes
 
 MANY = 256  # images at a time in an evaluation

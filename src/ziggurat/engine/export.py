@@ -24,7 +24,7 @@ from ziggurat.models.backbone import Backbone
 from ziggurat.models.pretrained import CARD, CONFIG
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import as_bytes
-from ziggurat.tasks.dense import read_head
+from ziggurat.tasks.heads import read_head
 
 TOLERANCE = 1e-4  # of logits in float32, relative to the largest where that is above 1
 MANY = 1000  # images to measure int8 on

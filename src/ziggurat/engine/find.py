@@ -22,8 +22,9 @@ from ziggurat.engine.recipe import mistake
 from ziggurat.models.pretrained import from_pretrained
 from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import TASKS, overlay
-from ziggurat.tasks.dense import Normaliser, as_image, load_head, read_head, scaled
+from ziggurat.tasks.dense import Normaliser, as_image, scaled
 from ziggurat.tasks.detect import detector
+from ziggurat.tasks.heads import load_head, read_head
 from ziggurat.tasks.segment import labels_of, segmenter
 
 RESULTS = "predictions.json"

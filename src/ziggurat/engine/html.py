@@ -139,7 +139,9 @@ body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
 main { max-width: 1120px; margin: 0 auto; padding: 48px 24px 64px }
 h1 { font-size: 2rem; line-height: 1.2; letter-spacing: -.015em; margin: 0; font-weight: 650;
   overflow-wrap: anywhere }
+h1 + p { margin-top: 16px }
 h1 span { color: var(--muted); font-weight: 400 }
+h3 { font-size: 1rem; margin: 34px 0 8px; font-weight: 650 }
 h2 { font-size: 1.15rem; margin: 0 0 14px; font-weight: 650 }
 p { margin: 0 0 10px; max-width: 80ch }
 code { font: .88em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
@@ -185,6 +187,14 @@ thead th { border-top: 0; color: var(--muted); font-size: .82rem; white-space: n
   { text-align: right }
 .board td { white-space: nowrap }
 .marked th, .marked td { background: var(--tint); font-weight: 650 }
+.verdicts tbody th { width: 42% }
+.verdicts td, .cells td { white-space: pre-line }
+.holds, .fails, .undecided, .missing { font-weight: 650 }
+.holds { color: var(--blue) }
+.fails { color: var(--brick) }
+.undecided, .missing { color: var(--muted) }
+details { margin: 8px 0 }
+summary { cursor: pointer; color: var(--muted); font-size: .9rem }
 .settings td { overflow-wrap: anywhere }
 .settings .marked td:last-child { color: var(--muted); font-weight: 400 }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr));

@@ -2,6 +2,10 @@
 
 Ranges of activations are seen on real images. What nncf knows of transformers is used where there
 is attention: softmax, GELU and the sums around them stay in float32.
+
+Weights have a range for each channel. Activations have one in all for OpenVINO: before convolutions
+that see channels apart nncf would give each its own, and OpenVINO cannot run that on tokens
+(B, N, C), from which ResT makes its keys.
 """
 
 import logging
@@ -17,8 +21,10 @@ def quantised(kind: str, made: Any, model: nn.Module, images: Tensor) -> Any:
     graph.need("nncf")
     graph.openvino()  # nncf would send statistics, too
     import nncf
+    from nncf.quantization.advanced_parameters import QuantizationParameters
 
     nncf.set_log_level(logging.ERROR)
+    ranges = QuantizationParameters(per_channel=False if kind == "openvino" else None)
     batches = [images[i : i + 1].numpy() for i in range(len(images))]
     with graph.quiet():
         return nncf.quantize(
@@ -26,6 +32,9 @@ def quantised(kind: str, made: Any, model: nn.Module, images: Tensor) -> Any:
             nncf.Dataset(batches, lambda batch: {graph.INPUT: batch}),
             model_type=nncf.ModelType.TRANSFORMER if attends(model) else None,
             subset_size=len(batches),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                activations_quantization_params=ranges
+            ),
         )
 
 

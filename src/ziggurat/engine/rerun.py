@@ -26,7 +26,7 @@ import torch
 from ziggurat.data.files import written_whole
 from ziggurat.engine import checkpoint, recipe
 from ziggurat.engine.results import RESULTS
-from ziggurat.engine.signals import Interrupted
+from ziggurat.engine.signals import Interrupted, stopping
 from ziggurat.engine.studies import Run, Scale, Study, essence, kept, runs
 from ziggurat.engine.train import train
 
@@ -44,12 +44,25 @@ class Worked(NamedTuple):
     failed: dict[str, str]  # run -> the last thing it said
 
 
-def missing(studies: Sequence[Study], scale: Scale, seeds: int, out: Path, at: Path) -> list[Run]:
-    """What is not kept yet, seed by seed, and before each what it starts from."""
+def missing(
+    studies: Sequence[Study],
+    scale: Scale,
+    seeds: int,
+    out: Path,
+    at: Path,
+    folders: Sequence[Run] = (),
+) -> list[Run]:
+    """What is not kept yet, seed by seed, and before each what it starts from.
+
+    Of ``folders``, a result is not enough: something is drawn from them.
+    """
     found: dict[str, Run] = {}
     every = (run for study in studies for run in runs(study, scale, seeds))
     for run in sorted(every, key=lambda run: run.seed):  # else in the studies' order
         if kept(run, out) is None:
+            add(run, found, at)
+    for run in folders:
+        if not trained(run, at):
             add(run, found, at)
     return list(found.values())
 
@@ -91,10 +104,14 @@ def one(run: Run, out: Path, at: Path) -> None:
 
 
 def keep(run: Run, out: Path, at: Path) -> Path:
-    """Its result among the others, with the command that makes it again."""
+    """Its result among the others, with the command that makes it again; a kept one stays."""
+    file = out / f"{run.name}.json"
+    if kept(run, out) is not None:
+        return file
     found: dict[str, Any] = json.loads((at / run.name / RESULTS).read_text())
     found["command"] = f"ziggurat reproduce {run.study} --scale {run.scale} --seeds {run.seed + 1}"
-    file = out / f"{run.name}.json"
+    if run.after is not None:  # a folder of this machine says nothing on another
+        found["measured"]["recipe"]["init"] = run.after.name
     with written_whole(file) as part:
         part.write(json.dumps(found, indent=1).encode() + b"\n")
     return file
@@ -171,23 +188,29 @@ class Pool:
         )
         self.processes.set_forkserver_preload(PRELOADED)
         self.devices = list(range(torch.cuda.device_count()))
-        self.running: dict[Any, Run] = {}
+        self.running: dict[Any, tuple[Run, int | None]] = {}
         self.done: list[Run] = []
         self.left: list[Run] = []
         self.failed: dict[str, str] = {}
 
     def run(self, waiting: list[Run]) -> Worked:
-        """Until nothing is left to do, or no time."""
+        """Until nothing is left to do, or no time; asked to stop, it stops them, too."""
         try:
-            while (waiting or self.running) and not self.late():
-                self.start(waiting)
-                if not self.running:
-                    break  # what is left waits for what failed
-                self.look()
+            with stopping():
+                while (waiting or self.running) and not self.late():
+                    self.start(waiting)
+                    if not self.running:
+                        break  # what is left waits for what failed
+                    self.look()
         finally:
             self.stop()
         self.left += waiting
         return Worked(self.done, self.left, self.failed)
+
+    @property
+    def used(self) -> list[int | None]:
+        """The accelerators that are at work, as often as they are."""
+        return [device for _, device in self.running.values()]
 
     def late(self) -> bool:
         """Whether the time is up."""
@@ -201,14 +224,13 @@ class Pool:
             if run.after is None or trained(run.after, self.at):
                 waiting.remove(run)
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-                busy = len(self.running)
-                device = self.devices[busy % len(self.devices)] if self.devices else None
+                device = min(self.devices, key=self.used.count, default=None)
                 process = self.processes.Process(
                     target=child,
                     args=(run, self.out, self.at, max(1, cores // self.jobs), device),
                 )
                 process.start()
-                self.running[process] = run
+                self.running[process] = run, device
 
     def look(self) -> None:
         """Wait for one of them to end, or for the time to be up."""
@@ -220,7 +242,7 @@ class Pool:
     def ended(self, process: Any) -> None:
         """Note what became of a run."""
         process.join()
-        run = self.running.pop(process)
+        run, _ = self.running.pop(process)
         if process.exitcode == 0:
             self.done.append(run)
             self.tell(f"{len(self.done)} of {self.count}  {run.name}  {said(run, self.out)}")

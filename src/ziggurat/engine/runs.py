@@ -18,7 +18,7 @@ from ziggurat.engine.results import METRICS, RESULTS
 from ziggurat.engine.results import history as history_of
 from ziggurat.models.pretrained import CONFIG, WEIGHTS
 from ziggurat.tasks import TASKS, curves
-from ziggurat.tasks.dense import HEAD
+from ziggurat.tasks.heads import HEAD
 
 
 class Folder(NamedTuple):

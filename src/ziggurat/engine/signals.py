@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +16,32 @@ class Interrupted(Exception):
             f"stopped and saved at step {step}: go on with `ziggurat train --out {folder} --resume`"
         )
         self.exit_code = 128 + number
+
+
+class Stopped(Exception):
+    """Work of several processes that was asked to stop; each of them has saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped and saved: the same command goes on")
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise Stopped here at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not in the main thread: leave them alone
+        for caught in (signal.SIGINT, signal.SIGTERM):
+            before[caught] = signal.signal(caught, stop)
+    try:
+        yield
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
 
 class Signals:

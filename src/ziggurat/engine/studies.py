@@ -38,6 +38,8 @@ class Arm(Data):
     label: str
     row: str = ""  # of the paper's table: "3:Max"
     printed: str = ""  # what the paper has of it
+    series: str = ""  # of a picture: "image plane"
+    at: str = ""  # its place in it, a number where lines are drawn
     step: bool = False
     after: str = ""  # the arm it starts from
     set: dict[str, Any] = Field({})  # at every scale
@@ -62,6 +64,7 @@ class Study(Data):
     title: str
     about: str = ""
     measure: str = "top1"  # by which arms are compared
+    x: str = ""  # what a picture's lines are drawn against
     scales: dict[Scale, dict[str, Any]] = Field({})
     script: str = ""  # that runs it instead,
     kept: str = ""  # and where, below its results, it keeps NAME-SEED.json

@@ -1,12 +1,7 @@
 """What detection and segmentation share: how images and what is marked in them are augmented, how
-a backbone is opened for them, and how a model with a head is kept and drawn.
-
-A saved model is two files more than a classifier's: the backbone as any other saved model, so that
-anything can start from it, and beside it ``head.safetensors``, which holds all the rest, says which
-task it is of, and needs no recipe to be used.
+a backbone is opened for them, and how what is found is drawn.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 from pydantic import Field, model_validator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision import tv_tensors
@@ -25,14 +18,11 @@ from torchvision.transforms import v2
 
 from ziggurat.data.images import BadImage
 from ziggurat.data.scenes import VOID
-from ziggurat.models.pretrained import beside, from_pretrained, locate, save_pretrained
-from ziggurat.models.weights import CheckpointError
 from ziggurat.tasks import drawing, overlay
 from ziggurat.tasks.augment import TRIES, as_bytes, open_wishing
-from ziggurat.tasks.classify import some
+from ziggurat.tasks.heads import check_known, load_head, save_dense, saved_backbone
 from ziggurat.tasks.task import Settings, Task, Wanted
 
-HEAD = "head.safetensors"
 SHOWN = 6  # test images that are drawn for people
 THIN = 20  # how many times as long as wide an image stays
 Side = Annotated[int, Field(ge=1, le=2**13)]
@@ -237,104 +227,6 @@ class Normaliser(nn.Module):
     def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
         """(3, H, W) each."""
         return [(image.float() - self.mean) / self.std for image in images]
-
-
-# What is kept.
-
-
-class Head(NamedTuple):
-    """What ``head.safetensors`` says of itself."""
-
-    task: str
-    settings: dict[str, Any]
-    about: dict[str, Any]  # classes, and what else the task wants to know
-
-
-def save_dense(
-    folder: Path,
-    model: Any,
-    backbone: Any,
-    task: Literal["detect", "segment"],
-    settings: Settings,
-    about: dict[str, Any],
-) -> None:
-    """Write a model with a ``pyramid``: its backbone, and everything else.
-
-    ``backbone`` is whole and gets the weights of the model's, which has lost what it does not use.
-    """
-    inner = "pyramid.backbone."
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    own = {name.removeprefix(inner): v for name, v in state.items() if name.startswith(inner)}
-    left = backbone.load_state_dict(own, strict=False)
-    assert not left.unexpected_keys, left
-    rest = {name: value for name, value in state.items() if not name.startswith(inner)}
-    said = {"settings": settings.model_dump(mode="json"), "about": about}
-    words = {key: json.dumps(value) for key, value in said.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{HEAD}.part"
-    save_file(rest, part, metadata={"format": "pt", "task": task} | words)
-    part.replace(folder / HEAD)
-    save_pretrained(backbone, folder, overwrite=True)
-
-
-def read_head(source: str | Path) -> Head | None:
-    """What a saved model's head says; None if it has none, as a classifier."""
-    file = beside(source, HEAD)
-    if file is None:
-        return None
-    try:
-        with safe_open(file, "pt") as found:
-            said = found.metadata() or {}
-        head = Head(said["task"], json.loads(said["settings"]), json.loads(said["about"]))
-        if head.task not in ("detect", "segment"):
-            raise ValueError(f"its task is {head.task!r}")
-        names, ids = head.about["classes"], head.about.get("category_ids")
-        if not all(isinstance(name, str) for name in names) or len(ids or names) != len(names):
-            raise ValueError("its classes have no names, or other numbers than names")
-        return head._replace(settings=dict(head.settings))
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{file} is not a head that `ziggurat train` wrote: {error}"
-        ) from None
-
-
-def load_head(model: nn.Module, source: str | Path) -> None:
-    """The weights of everything but the backbone."""
-    file = beside(source, HEAD)
-    if file is None:
-        raise CheckpointError(f"{source} has no {HEAD}: it is a backbone alone")
-    try:
-        found = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    own = {n for n in model.state_dict() if not n.startswith("pyramid.backbone.")}
-    shapes = [n for n in own & found.keys() if found[n].shape != model.state_dict()[n].shape]
-    if own != found.keys() or shapes:
-        strange = sorted(own ^ found.keys()) or shapes
-        raise CheckpointError(
-            f"{file} does not fit its own settings: {strange[0]} and {len(strange) - 1} more"
-        )
-    model.load_state_dict(found, strict=False)
-
-
-def check_known(source: str | Path, classes: Sequence[str]) -> None:
-    """See that a saved model looks for the data's classes, in their order."""
-    head = read_head(source)
-    known = [] if head is None else list(head.about["classes"])
-    if known != list(classes):
-        raise CheckpointError(
-            f"{source} knows {len(known)} classes, {some(known)}; the data has {len(classes)}, "
-            f"{some(classes)}: measure it on data with its own"
-        )
-
-
-def saved_backbone(source: str | Path, task: str) -> Any:
-    """The backbone of a saved model of ``task``."""
-    locate(str(source))
-    head = read_head(source)
-    if head is None or head.task != task:
-        raise CheckpointError(f"{source} is no model of the task {task}: it has no {HEAD} of one")
-    return from_pretrained(source)
 
 
 # The task.

@@ -1,0 +1,31 @@
+"""Graphs in int8."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.small import shallow
+from ziggurat.engine import formats
+from ziggurat.engine.quantise import attends, quantised
+from ziggurat.models.registry import create_model
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_convolutions_over_tokens_run_in_int8(kind: str, tmp_path: Path) -> None:
+    """ResT's keys: OpenVINO refuses ranges of activations that differ by the channel of a token."""
+    torch.manual_seed(0)
+    model = shallow("rest_lite").eval()
+    size = model.img_size
+    images = torch.randn(4, 3, *size)
+    small = quantised(kind, formats.made(kind, model, size, False), model, images)
+    formats.write(kind, small, tmp_path, formats.about(model, size, False))
+    with torch.no_grad():
+        difference = formats.read(kind, tmp_path)(images) - model(images)
+        assert difference.norm() < 0.2 * model(images).norm()
+
+
+def test_attention_is_told_from_convolution() -> None:
+    with torch.device("meta"):
+        assert attends(shallow("hivit_tiny"))
+        assert not attends(create_model("timm/resnet10t"))
