@@ -59,8 +59,9 @@ def test_who_listens_to_the_kernel_is_heard() -> None:
             return func(*args, **(kwargs or {}))
 
     heard: list[object] = []
+    q, k, v = packed()
     with torch.no_grad(), Listening():
-        attend(*packed(), None)
+        attend(q, k, v, None)
     assert F.scaled_dot_product_attention in heard
 
 

@@ -97,8 +97,8 @@ def attend_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Ten
     """The same for as much of the batch at once as has its logits in the threads' caches.
 
     Of 196 tokens and heads of 32 torch's kernel does on two threads 1.1 to 1.6 times what it does
-    on one, by where its scratch memory happens to lie; this does 1.9 times as much. The price:
-    threads meet more often, so that a machine busy with other things is felt more.
+    on one, differently from process to process; this does 1.9 times as much. The price: threads
+    meet more often, so that a machine busy with other things is felt more (half as fast there).
     """
     B, heads, N, _ = q.shape
     part = max(1, CACHED * torch.get_num_threads() // (heads * N * k.shape[2]))
