@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,27 @@ def test_who_listens_to_the_first_layer_or_replaces_it_is_heard() -> None:
         torch.testing.assert_close(heard[0], mlp.fc1(x))
         mlp.fc1 = nn.Sequential(mlp.fc1, nn.Identity())  # type: ignore[assignment]
         torch.testing.assert_close(mlp(x), plain)
+
+
+def test_a_large_hidden_layer_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = Mlp(8, 32)
+    x = torch.randn(3, 7, 16)[:, :, ::2]
+    seen: list[int] = []
+    onednn = layer.onednn
+
+    def watched(x: Tensor, *rest: Any) -> Tensor:
+        seen.append(x.numel())
+        return onednn(x, *rest)
+
+    with torch.no_grad():
+        whole = mlp(x)
+        monkeypatch.setattr(layer, "LARGE", 2 * 5 * 32)
+        monkeypatch.setattr(layer, "onednn", watched)
+        torch.testing.assert_close(mlp(x), whole)
+        assert seen == [5 * 8, 5 * 32] * 4 + [8, 32]
+        heard: list[Tensor] = []
+        mlp.fc2.register_forward_hook(lambda _, args, out: heard.append(out))
+        assert mlp(x) is heard[0]  # who listens to the second layer gets all of it
 
 
 def test_products_are_counted_on_the_cpu_as_well() -> None:

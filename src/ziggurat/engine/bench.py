@@ -132,13 +132,19 @@ def inference(model: nn.Module, given: Tensor) -> Run:
     return torch.inference_mode()(lambda: model(given))
 
 
-def training(model: nn.Module, given: Tensor, dtype: torch.dtype = torch.float32) -> Run:
-    """Forward, backward and fused AdamW, the same for all; below float32 by autocast.
+def training(
+    model: nn.Module,
+    given: Tensor,
+    dtype: torch.dtype = torch.float32,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Run:
+    """Forward, backward and ``optimizer``, or else fused AdamW; below float32 by autocast.
 
     A model that gives no loss (one that pre-trains does) is asked for small outputs.
     """
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     mixed = dtype != torch.float32
 
     def run() -> None:

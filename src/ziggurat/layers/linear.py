@@ -14,20 +14,29 @@ from torch.utils.flop_counter import register_flop_formula
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 SMALL = 2**24  # multiply-adds; below, preparing oneDNN's call takes longer than it saves
+LARGE = 2**23  # numbers; what takes more (32 MiB) glibc asks of the system anew every time
 
 
-def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is to multiply: real float32 numbers on a CPU, outside of graphs."""
+def is_plain(x: Tensor) -> bool:
+    """Whether these are real float32 numbers on a CPU, outside of graphs."""
     return (
-        ONEDNN
-        and x.device.type == "cpu"
-        and x.dtype is weight.dtype is torch.float32
+        x.device.type == "cpu"
+        and x.dtype is torch.float32
         and type(x) is Tensor
-        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is to multiply."""
+    return (
+        ONEDNN
+        and is_plain(x)
+        and weight.dtype is torch.float32
+        and bool(torch.backends.mkldnn.enabled)
         and x.ndim > 1
         and x.numel() * weight.shape[0] >= SMALL
     )
@@ -89,10 +98,17 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        fc1 = self.fc1
+        fc1, fc2 = self.fc1, self.fc2
         if torch.is_grad_enabled() or not untouched(fc1) or not by_onednn(x, fc1.weight):
-            return self.fc2(self.act(fc1(x)))
-        return self.fc2(onednn(x, fc1.weight, fc1.bias, self.act.approximate))
+            return fc2(self.act(fc1(x)))
+        rows = x.flatten(0, -2)
+        if len(rows) * fc1.out_features <= LARGE or not untouched(fc2):
+            return fc2(onednn(x, fc1.weight, fc1.bias, self.act.approximate))
+        out = rows.new_empty(len(rows), fc2.out_features)
+        part = max(1, LARGE // 2 // fc1.out_features)  # its pages, once touched, are used again
+        for given, found in zip(rows.split(part), out.split(part), strict=True):
+            found.copy_(fc2(onednn(given, fc1.weight, fc1.bias, self.act.approximate)))
+        return out.unflatten(0, x.shape[:-1])
 
 
 def untouched(layer: nn.Module) -> bool:
