@@ -139,7 +139,8 @@ class Client:
         status, body = 0, b""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(60):
-                if self.streams is None:
+                if self.streams is None or self.streams[0].at_eof():
+                    self.close()
                     self.streams = await asyncio.open_connection(*self.address)
                 reader, writer = self.streams
                 writer.write(sent)

@@ -204,3 +204,8 @@ def test_what_is_no_http_is_told_so_in_json(served: str) -> None:
         assert head.startswith(b"HTTP/1.1 4")
         assert b"application/json" in head
         assert body.startswith(b'{"error":')
+
+
+def test_a_proxy_is_the_first_to_close_a_connection_at_rest() -> None:
+    """Else one of its requests now and then meets a connection that is just being closed."""
+    assert server.Server(application({}), 1).config.timeout_keep_alive > 60  # nginx's

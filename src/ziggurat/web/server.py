@@ -24,6 +24,7 @@ from ziggurat.web.service import Service
 
 HEAD = 10.0  # seconds for a request's headers to come
 STALLED = 30_000  # milliseconds after which a visitor who takes nothing is cut off
+KEPT = 75  # seconds that a connection at rest is kept: longer than proxies do (60), who close first
 FAREWELL = 0.5  # seconds that a connection at rest is kept when the server stops
 
 
@@ -102,7 +103,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app, http=Connection, ws="none", log_level="warning", access_log=False,
             log_config=None,  # its own would close the handlers of others
-            server_header=False, timeout_graceful_shutdown=grace,
+            server_header=False, timeout_keep_alive=KEPT, timeout_graceful_shutdown=grace,
         )  # fmt: skip
         super().__init__(config)
         self.service: Service = app.state.service
