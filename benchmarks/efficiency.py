@@ -9,6 +9,8 @@ Measurements of ``ziggurat bench``, each an interleaved run (``ziggurat.engine.c
     infer      NesT-T against timm's with the same weights, in inference
     train      and in training steps, with memory; both with fused AdamW
     shipped    the same, each with the AdamW of its own loop: ours fused, timm's not
+               (these three in several processes, one after the other: torch's kernel of attention
+               is faster in one process than in another, from its first call to its last)
     batch 8    four families on every backend
     batch 1    the same for one image
 
@@ -17,7 +19,9 @@ What is there of this commit and machine is kept: a stopped run goes on with wha
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +49,12 @@ OTHERS = ("timm/swin_tiny_patch4_window7_224", "timm/resnet50", "timm/hiera_tiny
 TWINS = ("timm/nest_tiny", "nest_tiny")
 ON_BACKENDS = ("nest_tiny", "hivit_tiny", "regionvit_s", "hvt_s_1")
 BACKENDS = ("eager", "compile", "onnx", "openvino")
+PROCESSES = 7
 PARTS = {
     "families": Wanted([DEIT, *NAMES, *OTHERS]),
-    "infer": Wanted(TWINS),
-    "train": Wanted(TWINS, mode="train"),
-    "shipped": Wanted(TWINS, mode="train"),
+    "infer": Wanted(TWINS, rounds=4),
+    "train": Wanted(TWINS, mode="train", rounds=3),
+    "shipped": Wanted(TWINS, mode="train", rounds=3),
     "batch 8": Wanted(ON_BACKENDS, batches=(8,), backends=BACKENDS, rounds=8),
     "batch 1": Wanted(ON_BACKENDS, batches=(1,), backends=BACKENDS, rounds=8),
 }
@@ -82,11 +87,33 @@ def measure(
         if part not in measured:
             if len(wanted.backends) > 1:
                 wanted = replace(wanted, backends=backends)
-            run = shipped if part == "shipped" else contest
+            wanted = replace(wanted, rounds=rounds or wanted.rounds)
             with progress(part) as tick:
-                measured[part] = run(replace(wanted, rounds=rounds or wanted.rounds), tick)
+                if part in STEPS:
+                    measured[part] = apart(shipped if part == "shipped" else contest, wanted, tick)
+                else:
+                    measured[part] = contest(wanted, tick)
             results.write(out, measured, SEED)
     return measured
+
+
+def apart(
+    run: Callable[[Wanted, bench.Tick], dict[str, Any]], wanted: Wanted, tick: bench.Tick
+) -> dict[str, Any]:
+    """The same in several processes: of speed-ups, the middle one and the middle half of them."""
+    found = []
+    for number in range(PROCESSES):
+        tick(number, PROCESSES)
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            found.append(process.apply(run, (wanted, untold)))
+    for row, *every in zip(*(one["rows"] for one in found), strict=True):
+        row["processes"] = [one["speed"][1] for one in (row, *every)]
+        row["speed"] = [round(q, 4) for q in statistics.quantiles(row["processes"], n=4)]
+    return found[0]
+
+
+def untold(done: int, total: int) -> None:
+    """A process's own progress."""
 
 
 def shipped(wanted: Wanted, tick: bench.Tick) -> dict[str, Any]:
@@ -119,12 +146,12 @@ def against_deit(measured: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 
 
 def missed(measured: Mapping[str, Any]) -> list[str]:
-    """What is below its aim, its spread included."""
+    """What is below its aim."""
     found = [(NAMES[name], aim, against_deit(measured)[name]) for name, aim in LEAST.items()]
     for part, (what, aim) in STEPS.items():
         if part in measured:
             found.append((f"NesT-T, {what}", aim, measured[part]["rows"][1]["speed"]))
-    return [f"{what} ({spread[1]:.2f} of {aim})" for what, aim, spread in found if spread[2] < aim]
+    return [f"{what} ({spread[1]:.2f} of {aim})" for what, aim, spread in found if spread[1] < aim]
 
 
 def families(measured: Mapping[str, Any]) -> str:
@@ -146,7 +173,7 @@ def families(measured: Mapping[str, Any]) -> str:
 def twins(measured: Mapping[str, Any]) -> str:
     """NesT-T and timm's."""
     lines = [
-        "| NesT-T against timm's, the same weights | speed-up | middle half of the rounds "
+        "| NesT-T against timm's, the same weights | speed-up | middle half of the processes "
         "| memory, ours / theirs |",
         "| --- | --- | --- | --- |",
     ]
@@ -190,7 +217,7 @@ def markdown(measured: Mapping[str, Any]) -> str:
 def main() -> None:
     """Measure what is missing, write the results file, the picture and the README's tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, help="of every part (12, on backends 8)")
+    parser.add_argument("--rounds", type=int, help="of every part (12; of others 3 to 8)")
     parser.add_argument(
         "--backend", nargs="+", choices=BACKENDS, default=BACKENDS, help="eager first (all)"
     )

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,14 +86,11 @@ def test_what_should_be_faster_is() -> None:
 
 
 def test_every_family_uses_the_machine_about_as_well_as_deit() -> None:
-    """Of the committed figures, with their spread: HVT and HiViT as well, others nine tenths.
-
-    ResT is at the edge of it (docs/bench.md says why): if it is below, the README says so.
-    """
+    """Of the committed figures: HVT and HiViT as well as DeiT-S, the others nine tenths."""
     measured = json.loads(efficiency.RESULTS.read_text())["measured"]
     found = efficiency.against_deit(measured)
     for name, aim in efficiency.LEAST.items():
-        assert found[name][2] >= aim or name == "rest_small", (name, found[name])
+        assert found[name][1] >= aim, (name, found[name])
     for part in ("infer", "train"):
         theirs, ours = measured[part]["rows"]
         assert ours["speed"][0] > 1
@@ -105,7 +103,7 @@ def test_what_is_below_its_aim_is_said() -> None:
     readme = (ROOT / "README.md").read_text()
     for part, (what, aim) in efficiency.STEPS.items():
         if part in measured:
-            below = measured[part]["rows"][1]["speed"][2] < aim
+            below = measured[part]["rows"][1]["speed"][1] < aim
             assert below == any(what in one for one in efficiency.missed(measured))
     assert all(one in readme for one in efficiency.missed(measured))
     slow = {"rows": [{"speed": [1, 1, 1]}, {"speed": [1.0, 1.1, 1.15]}]}
@@ -139,6 +137,7 @@ def test_efficiency_is_measured_part_by_part(
 
     monkeypatch.setattr(efficiency, "contest", contest)
     monkeypatch.setattr(efficiency, "shipped", contest)
+    monkeypatch.setattr(efficiency, "apart", lambda run, wanted, tick: run(wanted, tick))
     monkeypatch.setattr(efficiency.results, "commit", lambda: "abc")
     out = tmp_path / "a.json"
     with pytest.raises(KeyboardInterrupt):
@@ -152,6 +151,22 @@ def test_efficiency_is_measured_part_by_part(
     assert [wanted.backends for wanted in asked[11:]] == [("eager", "onnx")] * 2
     monkeypatch.setattr(efficiency.results, "commit", lambda: "def+")
     assert not efficiency.there(out)
+
+
+def measured_apart(wanted: Any, tick: Any) -> dict[str, Any]:
+    """A process's part."""
+    return {"rows": [{"model": one, "speed": [0, os.getpid() % 7, 9]} for one in wanted.models]}
+
+
+def test_twins_are_measured_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficiency, "PROCESSES", 3)
+    seen: list[int] = []
+    wanted = efficiency.PARTS["infer"]
+    found = efficiency.apart(measured_apart, wanted, lambda done, total: seen.append(done))
+    assert seen == [0, 1, 2]
+    for row in found["rows"]:
+        assert len(row["processes"]) == 3
+        assert row["speed"][1] == sorted(row["processes"])[1]
 
 
 def test_a_training_step_has_its_optimiser() -> None:

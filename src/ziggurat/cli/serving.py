@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import math
 import os
 import socket
@@ -45,6 +46,8 @@ def serve(args: argparse.Namespace) -> int:
         print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
         if args.host not in LOCAL:
             print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
+        gc.collect()
+        gc.freeze()  # what is there now stays: not looked through again while many wait
         server.run(sockets=[opened])
     if server.service.unanswered:
         left = f"{server.service.unanswered} requests were not answered within {args.grace} s"
