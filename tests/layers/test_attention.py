@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,6 +47,8 @@ def test_only_small_attention_on_several_threads_goes_in_parts() -> None:
         assert not layer.in_parts(long, long)
         assert not layer.in_parts(q[:, :, :0], k)
         with torch.autocast("cpu", torch.bfloat16):
+            assert not layer.in_parts(q, k)
+        with sdpa_kernel(SDPBackend.MATH):
             assert not layer.in_parts(q, k)
         assert attend(q[:0], k[:0], v[:0], None).shape == (0, *q.shape[1:])
     assert not layer.in_parts(q, k)

@@ -47,7 +47,8 @@ def serve(args: argparse.Namespace) -> int:
         if args.host not in LOCAL:
             print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
         gc.collect()
-        gc.freeze()  # what is there now stays: not looked through again while many wait
+        gc.freeze()  # what is there now stays: not looked through again,
+        gc.set_threshold(50_000, 20, 100)  # and what waits in a queue not all the time
         server.run(sockets=[opened])
     if server.service.unanswered:
         left = f"{server.service.unanswered} requests were not answered within {args.grace} s"

@@ -89,6 +89,7 @@ def in_parts(q: Tensor, k: Tensor) -> bool:
         and torch.get_num_threads() > 1
         and 0 < q.shape[1] * q.shape[2] * k.shape[2] <= CACHED * torch.get_num_threads()
         and not torch.is_grad_enabled()
+        and torch.backends.cuda.flash_sdp_enabled()  # CPUs', too; off: another way is asked for
         and not torch._C._len_torch_function_stack()  # attention rollout listens to the kernel
     )
 

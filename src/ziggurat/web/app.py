@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ziggurat import __version__
 from ziggurat.engine.explain import Explainer
-from ziggurat.web.answers import Error, Health, Limits
+from ziggurat.web.answers import Error, Health, Limits, Predictions
 from ziggurat.web.guard import Guard, said
 from ziggurat.web.metrics import KIND
 from ziggurat.web.questions import IMAGES, TOP, documented, first, shown
@@ -94,7 +94,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
     app.get("/metrics", **plain, responses=text)(service.measured)
     app.get("/api/about")(service.about)
     app.get("/api/examples/{name}", **plain, responses=given)(service.example)
-    app.post("/api/predict", responses=either, openapi_extra=documented())(service.predict)
+    predicted: Any = {"response_model": Predictions, "openapi_extra": documented()}
+    app.post("/api/predict", **predicted, responses=either)(service.predict)
     app.post("/api/explain", responses=asked)(service.explain)
     app.post("/api/figure", **plain, responses=drawn | asked)(service.figure)
     for file in PAGE.iterdir():

@@ -189,7 +189,7 @@ class Service:
         found = examples()[name]
         return Response(found.contents, media_type=found.media_type)
 
-    async def predict(self, request: Request) -> Predictions:
+    async def predict(self, request: Request) -> Response:
         """The likeliest classes of one or several images."""
         asked = await question(request)
         one = self.model(next(iter(self.models)) if asked.model is None else asked.model)
@@ -204,7 +204,7 @@ class Service:
         began = time.perf_counter()
         rows = await one.predict(pixels)
         likeliest = [one.model.classifier.guesses(row.probabilities, asked.top) for row in rows]
-        return Predictions(
+        found = Predictions(
             model=one.name,
             images=[Prediction(top=[Guess(**g._asdict()) for g in top]) for top in likeliest],
             timing=Timing(
@@ -213,6 +213,7 @@ class Service:
                 batch=max(row.batch for row in rows),
             ),
         )
+        return Response(found.model_dump_json(), media_type="application/json")  # checked once
 
     async def explain(
         self, image: Upload, model: Called, method: Ways, classes: Numbers, top: Top = 5
