@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -81,12 +82,13 @@ def done(args: argparse.Namespace, places: "Places") -> int:
     from ziggurat.engine.rerun import missing, work
 
     items, trained = resolved(args.names)
-    counted = [name for name in items if reproduce.is_counted(name)]
+    first = os.environ.get("RANK", "0") == "0"  # of a launcher's processes, which share trainings
+    counted = [name for name in items if first and reproduce.is_counted(name)]
     with progress("counting", args.json) as tick:
         for at, name in enumerate(counted):
             tick(at, len(counted))
             reproduce.count(name, places)
-    notes = measured(items, places) + scripted(trained, places)
+    notes = measured(items, places) + scripted(trained, places) if first else []
     own = [studies.study(name) for name in trained if not studies.study(name).script]
     lacking = [one.id for one in own if args.scale not in one.scales]
     if lacking:
@@ -103,6 +105,8 @@ def done(args: argparse.Namespace, places: "Places") -> int:
         failed = came.failed
         if came.left:
             notes.append(f"{len(came.left)} runs are left: the same command goes on with them")
+    if not first:
+        return 0
     for name in drawn:
         draw(name, args.scale, places)
     show(args, items, trained, places)
@@ -205,8 +209,6 @@ def draw(name: str, scale: Any, places: "Places") -> None:
 
 def jobs() -> int:
     """How many runs fit: one on each accelerator, or one on each core."""
-    import os
-
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

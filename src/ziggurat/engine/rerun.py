@@ -10,6 +10,7 @@ disk, divide the work. Under ``torchrun`` all processes share each run, as in an
 import contextlib
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -268,13 +269,15 @@ def together(todo: Sequence[Run], out: Path, at: Path, end: float | None, tell: 
     """One after the other, all processes of a launcher on each."""
     done: list[Run] = []
     timer = None
-    if end is not None and os.environ.get("RANK") == "0":  # the others agree to stop with it
-        left = max(0.1, end - time.monotonic())
+    left = math.inf if end is None else end - time.monotonic()
+    if 0 < left < math.inf and os.environ.get("RANK") == "0":  # the others stop with it
         timer = threading.Timer(left, lambda: os.kill(os.getpid(), signal.SIGTERM))
         timer.daemon = True
         timer.start()
     try:
         for run in todo:
+            if end is not None and time.monotonic() >= end:
+                break
             one(run, out, at)
             done.append(run)
             if os.environ.get("RANK") == "0":
