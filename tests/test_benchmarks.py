@@ -426,14 +426,17 @@ def test_the_page_shows_int8_with_its_accuracy() -> None:
 
 
 def test_int8_loses_less_than_a_point() -> None:
-    """Of the committed figures, and the files of full-size models are a third of their size."""
+    """Of the committed figures; nine tenths of full-size weights lose three of four bytes.
+
+    Tables that are no weights, as HiViT's biases of attention, stay in float32.
+    """
     found = json.loads(int8.RESULTS.read_text())["measured"]
     for row in found["small"]:
         before, after = row["top1"]
         assert before > 30, row
         assert before - after < 1, row
     for row in found["full"]:
-        assert row["bytes"][1] < row["bytes"][0] / 3, row
+        assert row["bytes"][0] - row["bytes"][1] > 0.9 * 3 * row["params"], row
 
 
 def test_int8_is_measured_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
