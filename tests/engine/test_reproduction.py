@@ -7,10 +7,8 @@ import pytest
 
 from tests.engine.test_reproduce import keep
 from ziggurat.engine import claims
-from ziggurat.engine.beside import cells, dump, interval, quoted, verdict_lines
-from ziggurat.engine.reproduce import Places, find
-from ziggurat.engine.reproduction import gather, report, tidy
-from ziggurat.engine.verdicts import Interval
+from ziggurat.engine.reproduce import Places
+from ziggurat.engine.reproduction import report, tidy
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,24 +62,5 @@ def test_the_committed_report_is_what_the_committed_results_say(tmp_path: Path) 
     assert text.read_text() == (ROOT / "docs" / "reproduction.md").read_text()
 
 
-def test_other_programs_get_data(places: Places) -> None:
-    seen: list[int] = []
-    found = gather("laptop", places, lambda done, total: seen.append(total))
-    assert set(seen) == {len(claims.items())}
-    text = dump(found)
-    assert '"name": "hvt/table1"' in text
-    assert "NaN" not in text
-
-
-def test_a_terminal_gets_lines(places: Places) -> None:
-    lines = list(verdict_lines(find("hvt/figure4", "laptop", places).judged))
-    assert all("; paper: " in line and "; measured: " in line for line in lines)
-    assert cells(find("hvt/table3", "laptop", places)).rows == []
-
-
-def test_numbers_and_quotations_in_words() -> None:
-    assert interval(None) == "–"
-    assert interval(Interval(1, 0, 2), sign=True) == "+1.00 (+0.00 to +2.00)"
-    assert interval(Interval(1, float("nan"), float("nan"))) == "1.00"
-    assert quoted("nearly  $2 \\times$  FLOPs") == "nearly 2 × FLOPs"
+def test_a_cell_of_markdown_stays_one() -> None:
     assert tidy("a | b\n<c>  d") == "a \\| b<br>&lt;c> d"
