@@ -145,3 +145,13 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
 
     with pytest.raises(ValueError, match="Odd cannot be traced"):
         runner(Odd(), "openvino")
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    """What is laid out for a graph is a copy; for torch it keeps a checkpoint's names."""
+    model = shallow("nest_tiny")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    laid_out = graph.traced(model)
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert any(".apart." in name for name in laid_out.state_dict)
+    assert set(graph.traced(model, elsewhere=False).state_dict) == set(before)

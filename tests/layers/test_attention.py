@@ -78,3 +78,21 @@ def test_products_in_parts_are_counted_and_not_exported() -> None:
     with torch.no_grad():
         names = {str(node.target) for node in torch.export.export(attention, (x,)).graph.nodes}
     assert any("scaled_dot_product_attention" in name for name in names)
+
+
+@pytest.mark.parametrize("width", [8, 16], ids=["inexact", "exact"])  # is 1 / sqrt(d)
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_products_apart_give_the_same(width: int, few: bool, kv_heads: int) -> None:
+    torch.manual_seed(0)
+    attention = Attention(3 * width, 3, kv_heads)
+    x, bias = torch.randn(2, 7, 3 * width), torch.randn(1, 3, 4 if few else 7, 7)
+    given = (x, bias, x[:, :4]) if few else (x, bias)
+    parameters = sum(p.numel() for p in attention.parameters())
+    with torch.no_grad():
+        expected = attention(*given)
+        attention.take_apart()
+        attention.take_apart()  # once is enough
+        torch.testing.assert_close(attention(*given), expected)
+    assert hasattr(attention, "qkv") == (kv_heads == 1)
+    assert sum(p.numel() for p in attention.parameters()) == parameters

@@ -131,7 +131,7 @@ def made(kind: str, model: nn.Module, size: tuple[int, int], dynamic: bool) -> A
     """The model as ``kind`` keeps it."""
     if kind == "safetensors":
         return model
-    program = graph.traced(model, size, dynamic)
+    program = graph.traced(model, size, dynamic, elsewhere=kind != "torch-export")
     if kind == "onnx":
         return graph.onnx_model(program)
     return graph.openvino_model(program) if kind == "openvino" else program

@@ -5,6 +5,7 @@ unless they are asked to be free, too.
 """
 
 import contextlib
+import copy
 import importlib.util
 import io
 import logging
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ziggurat.layers.attention import Attention
 from ziggurat.layers.position import LearnedTable
 from ziggurat.models.backbone import Backbone, pair
 from ziggurat.models.registry import create_model
@@ -75,13 +77,18 @@ def example(model: nn.Module, img_size: tuple[int, int] | None = None) -> Tensor
 
 
 def traced(
-    model: nn.Module, img_size: tuple[int, int] | None = None, dynamic: bool = False
+    model: nn.Module,
+    img_size: tuple[int, int] | None = None,
+    dynamic: bool = False,
+    elsewhere: bool = True,
 ) -> ExportedProgram:
     """The model in inference for any number of images; with ``dynamic`` of any size.
 
-    That is any multiple of ``multiple(model)``: begun patches are not padded then.
+    That is any multiple of ``multiple(model)``: begun patches are not padded then. It is laid out
+    for what runs it ``elsewhere``, or has the weights of a checkpoint, for torch.
     """
     model = for_any_size(model) if dynamic else model
+    model = laid_out(model) if elsewhere else model
     free: dict[int, Any] = {0: Dim("batch", min=1)}
     if dynamic:  # traced at another size than its own, so that positions are resized
         img_size, free = other_size(model, 2, 1), free | {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
@@ -97,6 +104,17 @@ def traced(
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it would tell of this machine's folders
     return program
+
+
+def laid_out(model: nn.Module) -> nn.Module:
+    """A copy whose products are those that ONNX Runtime and OpenVINO run best."""
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        return model
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.take_apart()
+    return model
 
 
 def for_any_size(model: nn.Module) -> nn.Module:
