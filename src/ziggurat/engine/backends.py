@@ -3,7 +3,7 @@
     run = runner(model, fastest())
     logits = run(images)  # any number of images
 
-Ours on a CPU in float32, one thread, against eager: see docs/export.md.
+How fast ours are on each, on a CPU in float32: see the README.
 """
 
 import importlib.util
@@ -62,8 +62,9 @@ def missing(name: str) -> str | None:
 def fastest(device: str | torch.device = "cpu") -> str:
     """The backend to take on a device, of those installed.
 
-    On a CPU OpenVINO, then ONNX Runtime: both beat eager for every family, in this order, and are
-    ready after seconds, where torch.compile takes a minute. Elsewhere torch.compile.
+    On a CPU OpenVINO, which beats eager for every family, then ONNX Runtime, which does for more
+    than one image; both are ready after seconds, where torch.compile takes a minute. Elsewhere
+    torch.compile.
     """
     order = ("openvino", "onnx") if torch.device(device).type == "cpu" else ("compile",)
     return next((name for name in order if missing(name) is None), "eager")
