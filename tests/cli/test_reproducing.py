@@ -3,10 +3,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from ziggurat.cli import main, reproducing
 from ziggurat.engine import claims, reproduce, studies
 from ziggurat.engine.reproduce import Places
+from ziggurat.models.pretrained import save_pretrained
+from ziggurat.models.registry import create_model
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +90,30 @@ def test_a_figure_is_drawn_from_what_was_trained(
     (found,) = reproduce.find("rest/figure1", "laptop", places).pictures
     assert found.read_text() == "a picture"
     assert not reproducing.pictures_lacking("rest/figure1", places)
+
+
+@pytest.mark.parametrize(
+    "name", ["nest/figure8", "hvt/figure3", "rest/figure1", "rest/figure2", "hivit/figure2"]
+)
+def test_a_figure_is_a_picture(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the real commands, of models that have learned nothing."""
+    places = Places(tmp_path / "results", tmp_path / "runs", tmp_path)
+    for run in [run for runs in reproduce.runs_of(name, "laptop") for run in runs]:
+        torch.manual_seed(run.seed)
+        wanted = run.recipe
+        options = {"num_classes": 10, "img_size": 32, **wanted.model_args}
+        save_pretrained(create_model(wanted.model, **options), places.runs / run.name)
+    monkeypatch.setattr("ziggurat.engine.rerun.trained", lambda run, at: True)
+    reproducing.draw(name, "laptop", places)
+    found = reproduce.find(name, "laptop", places).pictures
+    assert len(found) == len(reproduce.picture_files(name, places)) > 0
+    for file in found:
+        assert min(Image.open(file).size) > 100
+    out, told = capsys.readouterr()
+    assert out == ""  # of the commands' own
+    assert [line for line in told.splitlines() if line] == [f"drew {file}" for file in found]
 
 
 def test_a_report_is_not_written_over_unasked(

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -200,11 +201,12 @@ def draw(name: str, scale: Any, places: "Places") -> None:
                 for word in wanted.command.split()[1:]
             ]  # fmt: skip
             (Path(out) / "drawn").mkdir()
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells of this passing folder
                 if main(words):
                     raise ValueError(f"no picture: ziggurat {' '.join(words)}")
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(out) / "drawn" / wanted.picture, file)
+            print(f"drew {file}", file=sys.stderr)
 
 
 def jobs() -> int:
