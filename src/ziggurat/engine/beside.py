@@ -160,12 +160,10 @@ def overview(found: Sequence[Found]) -> Table:
     return Table(heads, rows)
 
 
-def trainings(found: Iterable[Found]) -> dict[tuple[Any, ...], float]:
-    """Every training that is in it once, and how many minutes it took: studies share some."""
+def trainings(found: Iterable[Found]) -> set[tuple[Any, ...]]:
+    """Every training that is in it once: studies share some."""
     return {
-        (one["command"], one["measured"].get("recipe", {}).get("name"), one["seed"], one["date"]): (
-            one["measured"].get("minutes", 0.0)
-        )
+        (one["command"], one["measured"].get("recipe", {}).get("name"), one["seed"], one["date"])
         for item in found
         for study in item.studies
         for ones in study.results.values()

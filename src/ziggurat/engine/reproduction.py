@@ -114,15 +114,13 @@ def cards(found: Sequence[Found]) -> str:
     """The whole in numbers."""
     kinds = cell_kinds([cell for one in found for cell in one.cells])
     counts = tally(j for one in found for j in one.judged)
-    runs = trainings(found)
     return (
         '<div class="cards">'
         + html.card(str(len(found)), "tables and figures")
         + html.card(str(kinds["agree"]), "counted cells agree")
         + html.card(str(kinds["differ"]), "differ, each with its reason")
         + "".join(html.card(str(counts[word]), f"claims: {word}") for word in WORDS if counts[word])
-        + html.card(str(len(runs)), "trainings")
-        + html.card(html.duration(sum(runs.values())), "of training")
+        + html.card(str(len(trainings(found))), "trainings")
         + "</div>"
     )
 
