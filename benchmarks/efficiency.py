@@ -157,7 +157,7 @@ def against_deit(measured: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 
 
 def missed(measured: Mapping[str, Any]) -> list[str]:
-    """What is below its aim, as far as it is printed: two digits."""
+    """What is below its aim, be it by little."""
     found = [(NAMES[name], aim, against_deit(measured)[name]) for name, aim in LEAST.items()]
     for part, (what, aim) in STEPS.items():
         if part in measured:
@@ -166,8 +166,7 @@ def missed(measured: Mapping[str, Any]) -> list[str]:
         for model in dict.fromkeys(row["model"] for row in measured[part]["rows"]):
             own = [row[ratio] for row in measured[part]["rows"] if row["model"] == model]
             found.append((f"{NAMES[model]}, {part}, {unit}", aim, max(own, key=lambda x: x[1])))
-    printed = [(what, aim, f"{spread[1]:.2f}") for what, aim, spread in found]
-    return [f"{what} ({value} of {aim})" for what, aim, value in printed if float(value) < aim]
+    return [f"{what} ({spread[1]:.3g} of {aim})" for what, aim, spread in found if spread[1] < aim]
 
 
 def families(measured: Mapping[str, Any]) -> str:
