@@ -45,8 +45,8 @@ class Attention(nn.Module):
     def take_apart(self) -> None:
         """Make q, k and v by a product each, 1 / sqrt(d) in q's: for a graph that others run.
 
-        They copy what they cut into three and multiply what they scale, which costs OpenVINO 2 to
-        4 in 100 of an image's time. Not for training: these weights are none of a checkpoint's.
+        They copy what they cut into three, and take another pass for what they scale. Not for
+        training: these weights are none of a checkpoint's.
         """
         if self.kv_heads == self.heads and self.apart is None:
             weights, biases = self.qkv.weight.detach().chunk(3), self.qkv.bias.detach().chunk(3)
