@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,36 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
 
     with pytest.raises(ValueError, match="Odd cannot be traced"):
         runner(Odd(), "openvino")
+
+
+def test_one_image_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compiled once, when it is needed."""
+    openvino, shapes = graph.openvino(), []
+    compile_model = openvino.Core.compile_model
+
+    def watched(core: Any, made: Any, *rest: Any) -> Any:
+        shapes.append(str(made.inputs[0].partial_shape))
+        return compile_model(core, made, *rest)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", watched)
+    model = shallow("hvt_ti_2")
+    run = runner(model, "openvino")
+    height, width = model.img_size
+    for count in (1, 3, 1, 2):
+        assert run(torch.randn(count, 3, height, width)).shape == (count, model.num_classes)
+    assert shapes == [f"[1,3,{height},{width}]", f"[?,3,{height},{width}]"]
+
+
+def test_norms_on_a_grid_become_norms_in_a_row_of_the_same_numbers() -> None:
+    model = shallow("nest_tiny")
+    assert any(type(module) is nn.LayerNorm for module in model.modules())
+    laid_out = graph.laid_out(model)
+    assert not any(type(module) is nn.LayerNorm for module in laid_out.modules())
+    x = torch.randn(2, 3, 5, 8)
+    for shape in ((2, 3, 5, 8), (2, 15, 8), (30, 8)):
+        torch.testing.assert_close(
+            graph.RowNorm(8)(x.view(shape)), nn.LayerNorm(8)(x.view(shape)), rtol=0, atol=0
+        )
 
 
 def test_a_model_is_left_as_it_was() -> None:

@@ -100,6 +100,7 @@ def test_a_large_hidden_layer_is_computed_in_parts(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         whole = mlp(x)
         monkeypatch.setattr(layer, "LARGE", 2 * 5 * 32)
+        monkeypatch.setattr(layer, "PART", 5 * 32)
         monkeypatch.setattr(layer, "onednn", watched)
         torch.testing.assert_close(mlp(x), whole)
         assert seen == [5 * 8, 5 * 32] * 4 + [8, 32]

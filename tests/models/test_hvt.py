@@ -205,6 +205,17 @@ def test_average_pooling_in_2d_does_not_count_the_padding() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_block_gets_its_tokens_one_after_the_other(kind: str) -> None:
+    """Sums keep the layout of their first term: a pooled one would stay for all blocks to come."""
+    model, seen = small(**KINDS[kind]), []
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.register_forward_pre_hook(lambda _, args: seen.append(args[0].is_contiguous()))
+    model(torch.randn(2, 3, 32, 32))
+    assert seen == [True] * 4
+
+
 def test_only_the_first_block_of_a_stage_sees_all_of_its_tokens() -> None:
     model = small()
     seen = []

@@ -11,6 +11,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,11 +139,23 @@ def by_onnx(made: str | bytes) -> Callable[[Tensor], Tensor]:
 
 
 def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
-    """A model of OpenVINO, or the path of one, on as many threads as torch."""
-    compiled = graph.openvino().Core().compile_model(made, "CPU", settings(dtype))
+    """A model of OpenVINO, or the path of one, on as many threads as torch.
+
+    One image, on which somebody waits, has a graph of its own: with all sizes known OpenVINO lays
+    out memory once, and takes kernels that it does not have for any number.
+    """
+    core, told = graph.openvino().Core(), settings(dtype)
+    anything = core.read_model(made) if isinstance(made, str | Path) else made
+
+    @cache
+    def compiled(single: bool) -> Any:
+        chosen = anything.clone() if single else anything
+        if single:
+            chosen.reshape([1, *list(chosen.inputs[0].partial_shape)[1:]])
+        return core.compile_model(chosen, "CPU", told)
 
     def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(compiled(images.contiguous().numpy())[0])
+        return torch.from_numpy(compiled(len(images) == 1)(images.contiguous().numpy())[0])
 
     return run
 

@@ -1,9 +1,11 @@
-"""Convolutions on maps whose channels come last."""
+"""Convolutions on maps whose channels come last, in memory at least."""
 
 import math
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ziggurat.layers.linear import heard
 
 
 class Conv(nn.Conv2d):
@@ -21,3 +23,20 @@ class Conv(nn.Conv2d):
         """What the last token's kernel lacks: 0 if it has ``padding`` enough."""
         kernel, stride, padding = self.weight.shape[2], self.stride[0], int(self.padding[0])
         return max((math.ceil(length / stride) - 1) * stride + kernel - 2 * padding - length, 0)
+
+
+def normed(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
+    """``norm(conv(x))``; a batch norm in evaluation is put into the weights, which saves a pass."""
+    if (
+        not isinstance(norm, nn.BatchNorm2d)
+        or norm.training
+        or norm.running_mean is None
+        or norm.running_var is None
+        or heard(conv)
+        or heard(norm)
+    ):
+        return norm(conv(x))
+    gain = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
+    weight, bias = conv.weight * gain[:, None, None, None], norm.bias - mean * gain
+    return F.conv2d(x, weight, bias, conv.stride, conv.padding)

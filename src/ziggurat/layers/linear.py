@@ -14,7 +14,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 SMALL = 2**24  # multiply-adds; below, preparing oneDNN's call takes longer than it saves
-LARGE = 2**23  # numbers; what takes more (32 MiB) glibc asks of the system anew every time
+LARGE = 3 * 2**21  # numbers; 24 MiB leave caches, and from 32 on glibc asks the system every time
+PART = 2**20  # numbers of a hidden layer that is computed in parts
 
 
 def is_plain(x: Tensor) -> bool:
@@ -105,7 +106,7 @@ class Mlp(nn.Module):
         if len(rows) * fc1.out_features <= LARGE or not untouched(fc2):
             return fc2(onednn(x, fc1.weight, fc1.bias, self.act.approximate))
         out = rows.new_empty(len(rows), fc2.out_features)
-        part = max(1, LARGE // 2 // fc1.out_features)  # its pages, once touched, are used again
+        part = max(1, PART // fc1.out_features)  # its pages, once touched, are used again
         for given, found in zip(rows.split(part), out.split(part), strict=True):
             found.copy_(fc2(onednn(given, fc1.weight, fc1.bias, self.act.approximate)))
         return out.unflatten(0, x.shape[:-1])
@@ -113,7 +114,12 @@ class Mlp(nn.Module):
 
 def untouched(layer: nn.Module) -> bool:
     """Whether a layer is what it was built as, and nobody listens to it."""
-    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    return type(layer) is Linear and not heard(layer)
+
+
+def heard(layer: nn.Module) -> bool:
+    """Whether somebody listens to it."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 if ONEDNN:

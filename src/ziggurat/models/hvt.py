@@ -110,6 +110,7 @@ class SequencePool(nn.Module):
     def forward(self, tokens: Tokens) -> Tokens:
         """Fewer tokens of the same patches."""
         x = self.down(tokens.x.transpose(1, 2)).transpose(1, 2)
+        x = x.contiguous()  # else sums, which keep a layout, would hand this one to all blocks
         return Tokens(x + self.pos(tokens.grid), tokens.grid)
 
 

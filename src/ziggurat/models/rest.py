@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.layers.attention import Block, drop_path_rates, head_width, heads_together
-from ziggurat.layers.convolution import Conv
+from ziggurat.layers.convolution import Conv, normed
 from ziggurat.layers.linear import Linear
 from ziggurat.layers.position import GridPosition
 from ziggurat.models.backbone import Backbone, Stage, choice, classifier, per_stage
@@ -99,8 +99,8 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, ceil(H / 4), ceil(W / 4), dim)."""
         x = images.contiguous(memory_format=torch.channels_last)
-        x = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        x = F.relu(self.norm2(self.conv2(x)), inplace=True)
+        x = F.relu(normed(self.conv1, self.norm1, x), inplace=True)
+        x = F.relu(normed(self.conv2, self.norm2, x), inplace=True)
         return self.norm(self.pos(self.conv3(x).permute(0, 2, 3, 1)))
 
 
@@ -118,10 +118,10 @@ class Down(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), dim)."""
-        x = self.conv(x.permute(0, 3, 1, 2))
+        x = x.permute(0, 3, 1, 2)
         if self.version == 1:
-            return self.pos(self.norm(x).permute(0, 2, 3, 1))
-        return self.norm(self.pos(x.permute(0, 2, 3, 1)))
+            return self.pos(normed(self.conv, self.norm, x).permute(0, 2, 3, 1))
+        return self.norm(self.pos(self.conv(x).permute(0, 2, 3, 1)))
 
 
 class HeadMix(nn.Conv2d):
