@@ -87,6 +87,17 @@ def test_who_listens_to_the_first_layer_or_replaces_it_is_heard() -> None:
         torch.testing.assert_close(mlp(x), plain)
 
 
+def test_who_listens_to_gelu_or_replaces_it_is_heard() -> None:
+    mlp = Mlp(4, 8)
+    x = torch.randn(2, 4)
+    heard: list[Tensor] = []
+    with torch.no_grad():
+        mlp.act.register_forward_hook(lambda _, args, out: heard.append(out))
+        torch.testing.assert_close(mlp(x), mlp.fc2(heard[0]))
+        mlp.act = nn.ReLU()  # type: ignore[assignment]
+        torch.testing.assert_close(mlp(x), mlp.fc2(mlp.fc1(x).relu()))
+
+
 def test_a_large_hidden_layer_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = Mlp(8, 32)
     x = torch.randn(3, 7, 16)[:, :, ::2]

@@ -99,22 +99,23 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        fc1, fc2 = self.fc1, self.fc2
-        if torch.is_grad_enabled() or not untouched(fc1) or not by_onednn(x, fc1.weight):
-            return fc2(self.act(fc1(x)))
+        fc1, act, fc2 = self.fc1, self.act, self.fc2
+        together = not torch.is_grad_enabled() and untouched(fc1) and untouched(act, nn.GELU)
+        if not together or not by_onednn(x, fc1.weight):
+            return fc2(act(fc1(x)))
         rows = x.flatten(0, -2)
         if len(rows) * fc1.out_features <= LARGE or not untouched(fc2):
-            return fc2(onednn(x, fc1.weight, fc1.bias, self.act.approximate))
+            return fc2(onednn(x, fc1.weight, fc1.bias, act.approximate))
         out = rows.new_empty(len(rows), fc2.out_features)
         part = max(1, PART // fc1.out_features)  # its pages, once touched, are used again
         for given, found in zip(rows.split(part), out.split(part), strict=True):
-            found.copy_(fc2(onednn(given, fc1.weight, fc1.bias, self.act.approximate)))
+            found.copy_(fc2(onednn(given, fc1.weight, fc1.bias, act.approximate)))
         return out.unflatten(0, x.shape[:-1])
 
 
-def untouched(layer: nn.Module) -> bool:
+def untouched(layer: nn.Module, kind: type[nn.Module] = Linear) -> bool:
     """Whether a layer is what it was built as, and nobody listens to it."""
-    return type(layer) is Linear and not heard(layer)
+    return type(layer) is kind and not heard(layer)
 
 
 def heard(layer: nn.Module) -> bool:
