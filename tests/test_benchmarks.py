@@ -152,12 +152,12 @@ def test_efficiency_is_measured_part_by_part(
     with pytest.raises(KeyboardInterrupt):
         efficiency.measure(out, again=False)
     assert list(efficiency.measure(out, again=False)) == list(efficiency.PARTS)
-    assert len(asked) == 3 + 4
+    assert len(asked) == 3 + 5
     monkeypatch.setattr(efficiency.results, "commit", lambda: "def")
     efficiency.measure(out, again=False, rounds=1, backends=("eager", "onnx"))
-    assert len(asked) == 7 + 6
-    assert {wanted.rounds for wanted in asked[7:]} == {1}
-    assert [wanted.backends for wanted in asked[11:]] == [("eager", "onnx")] * 2
+    assert len(asked) == 8 + 7
+    assert {wanted.rounds for wanted in asked[8:]} == {1}
+    assert [wanted.backends for wanted in asked[12:]] == [["eager", "onnx"]] * 2 + [["eager"]]
     monkeypatch.setattr(efficiency.results, "commit", lambda: "def+")
     assert not efficiency.there(out)
 
