@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from ziggurat.cli import main, reproducing
+from ziggurat.data.images import open_data
 from ziggurat.engine import claims, reproduce, studies
 from ziggurat.engine.reproduce import Places
 from ziggurat.models.pretrained import save_pretrained
@@ -106,6 +107,7 @@ def test_a_figure_is_a_picture(
         options = {"num_classes": 10, "img_size": 32, **wanted.model_args}
         save_pretrained(create_model(wanted.model, **options), places.runs / run.name)
     monkeypatch.setattr("ziggurat.engine.rerun.trained", lambda run, at: True)
+    monkeypatch.setattr("ziggurat.engine.trial.open_data", lambda data, seed: open_data("digits"))
     reproducing.draw(name, "laptop", places)
     found = reproduce.find(name, "laptop", places).pictures
     assert len(found) == len(reproduce.picture_files(name, places)) > 0

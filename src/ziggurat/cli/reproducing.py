@@ -182,7 +182,7 @@ def draw(name: str, scale: Any, places: "Places") -> None:
     from sklearn import datasets
 
     from ziggurat.cli import main
-    from ziggurat.engine import claims
+    from ziggurat.engine import claims, trial
     from ziggurat.engine.reproduce import picture_files, runs_of
     from ziggurat.engine.rerun import trained
 
@@ -193,13 +193,20 @@ def draw(name: str, scale: Any, places: "Places") -> None:
     for wanted, runs, file in every:
         if file.is_file() or not all(trained(run, places.runs) for run in runs):
             continue
-        folders = iter(str(places.runs / run.name) for run in runs)
+        folders = [str(places.runs / run.name) for run in runs]
         with tempfile.TemporaryDirectory() as out:
+            stands_for = {
+                "PHOTOS": f"{photos}/*.jpg",
+                "TESTED": f"{out}/seen",
+                "OUT": f"{out}/drawn",
+            }
+            if "TESTED" in wanted.command:
+                trial.write_tested(runs[0].recipe, Path(out) / "seen")
+            given = iter(folders)
             words = [
-                next(folders) if word == "RUN"
-                else word.replace("PHOTOS", f"{photos}/*.jpg").replace("OUT", f"{out}/drawn")
+                next(given) if word == "RUN" else stands_for.get(word, word)
                 for word in wanted.command.split()[1:]
-            ]  # fmt: skip
+            ]
             (Path(out) / "drawn").mkdir()
             with contextlib.redirect_stdout(io.StringIO()):  # it tells of this passing folder
                 if main(words):

@@ -30,7 +30,7 @@ class Data(BaseModel):
 
 
 class Draw(Data):
-    """A command that draws a figure; RUN, PHOTOS and OUT stand for folders."""
+    """A command that draws a figure; RUN, PHOTOS and OUT are folders, TESTED of a run's images."""
 
     command: str
     runs: tuple[str, ...]  # for each RUN a study, an arm and a seed: "rest/attention/emsa-0"

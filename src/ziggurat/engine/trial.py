@@ -17,6 +17,7 @@ from torch import Tensor
 from ziggurat.data.images import BadImage, Data, Images, as_rgb, open_data, read_image
 from ziggurat.engine.evaluate import recipe_of
 from ziggurat.engine.predict import files_of
+from ziggurat.engine.recipe import Recipe
 from ziggurat.models.video import SpaceTime
 from ziggurat.tasks.augment import test_transform
 from ziggurat.tasks.classify import check_classes
@@ -91,6 +92,14 @@ def opened_data(source: Any, model: Any, data: str | None) -> Data | None:
         found = open_data(data, recipe.seed if recipe and recipe.data == data else 0)
     check_classes(str(source), model, found, "give data with its own classes, or --images")
     return found
+
+
+def write_tested(recipe: Recipe, folder: Path, most: int = FEW) -> None:
+    """Test images of the data that a recipe is trained on, as files."""
+    tested = open_data(recipe.data, recipe.seed).test
+    folder.mkdir()
+    for index in spread(range(len(tested)), most):
+        as_rgb(tested.image(index)).save(folder / f"{index:06}.png")
 
 
 def readable(images: Images, at: Sequence[int], transform: Any) -> tuple[Tensor, list[int]]:
