@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from ziggurat.layers.convolution import normed
@@ -45,7 +46,12 @@ def test_in_training_the_norm_learns_from_the_batch() -> None:
 def test_other_norms_and_those_that_keep_no_mean_are_run_as_they_are() -> None:
     conv, _ = layers()
     x = torch.randn(2, 3, 9, 9)
-    for norm in (nn.GroupNorm(2, 4), nn.BatchNorm2d(4, track_running_stats=False)):
+    for norm in (
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, affine=False),
+        BatchNormAct2d(4),  # torch's and then ReLU
+    ):
         norm.eval()
         torch.testing.assert_close(normed(conv, norm, x), norm(conv(x)), rtol=0, atol=0)
 

@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ziggurat.layers.linear import heard
+from ziggurat.layers.linear import untouched
 
 
 class Conv(nn.Conv2d):
@@ -27,14 +27,10 @@ class Conv(nn.Conv2d):
 
 def normed(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
     """``norm(conv(x))``; a batch norm in evaluation is put into the weights, which saves a pass."""
-    if (
-        not isinstance(norm, nn.BatchNorm2d)
-        or norm.training
-        or norm.running_mean is None
-        or norm.running_var is None
-        or heard(conv)
-        or heard(norm)
-    ):
+    plain = untouched(conv, nn.Conv2d) and untouched(norm, nn.BatchNorm2d)
+    if not plain or not isinstance(norm, nn.BatchNorm2d) or norm.training:
+        return norm(conv(x))
+    if norm.running_mean is None or norm.running_var is None or not norm.affine:
         return norm(conv(x))
     gain = norm.weight * (norm.running_var + norm.eps).rsqrt()
     mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
