@@ -2,20 +2,24 @@
 
     python benchmarks/efficiency.py             # into benchmarks/results/efficiency.json
     python benchmarks/efficiency.py --again     # all of it, whatever is there
+    python benchmarks/efficiency.py --parts train bfloat16  # these; others stay as they are
 
 Measurements of ``ziggurat bench``, each an interleaved run (``ziggurat.engine.contest``):
 
-    families   one model of each family, DeiT-S and others of like cost: eager, batch 8
-    infer      NesT-T against timm's with the same weights, in inference
-    train      and in training steps, with memory; both with fused AdamW
-    shipped    the same, each with the AdamW of its own loop: ours fused, timm's not
-    batch 1    four families on every backend, for one image
-    batch 8    the same for eight
-    bfloat16   what the best backend gains by the smaller type, for one image
+    families            a model of each family, DeiT-S and others of like cost: eager, batch 8
+    infer               NesT-T against timm's with the same weights, in inference
+    train               and in training steps, with memory; both with fused AdamW
+    shipped             the same, each with the AdamW of its own loop: ours fused, timm's not
+    batch 1, openvino   four families on a backend and eager, for one image; onnx and compile, too
+    batch 8, openvino   the same for eight
+    bfloat16            what the best backend gains by the smaller type, for one image
 
-Each but the last two in several processes, one after the other: torch's kernel of attention is
-faster in one process than in another, from its first call to its last.
-What is there of this commit and machine is kept: a stopped run goes on with what is missing.
+A backend is measured beside eager alone, as it is used: of another library's threads in the same
+process it feels something. All but ``compile``, which takes minutes, and the last run in several
+processes, one after the other: torch's kernel of attention is faster in one process than in
+another, from its first call to its last.
+What is there of this commit and machine is kept: a stopped run goes on with what is missing. Each
+part says of which commit it is.
 """
 
 import argparse
@@ -49,15 +53,23 @@ OTHERS = ("timm/swin_tiny_patch4_window7_224", "timm/resnet50", "timm/hiera_tiny
 TWINS = ("timm/nest_tiny", "nest_tiny")
 ON_BACKENDS = ("nest_tiny", "hivit_tiny", "regionvit_s", "hvt_s_1")
 BACKENDS = ("eager", "compile", "onnx", "openvino")
-PROCESSES = {"families": 5, "infer": 7, "train": 7, "shipped": 7, "batch 1": 5}
+PROCESSES = {
+    "families": 5, "infer": 7, "train": 7, "shipped": 7,
+    "batch 1, openvino": 5, "batch 1, onnx": 5, "batch 8, openvino": 3, "batch 8, onnx": 3,
+}  # fmt: skip
 RATIOS = ("speed", "over_first", "peak_share")
 PARTS = {
     "families": Wanted([DEIT, *NAMES, *OTHERS], rounds=4),
     "infer": Wanted(TWINS, rounds=4),
     "train": Wanted(TWINS, mode="train", rounds=3),
     "shipped": Wanted(TWINS, mode="train", rounds=3),
-    "batch 1": Wanted(ON_BACKENDS, batches=(1,), backends=BACKENDS, rounds=5),
-    "batch 8": Wanted(ON_BACKENDS, batches=(8,), backends=BACKENDS, rounds=8),
+    **{
+        f"batch {batch}, {backend}": Wanted(
+            ON_BACKENDS, batches=(batch,), backends=(BACKENDS[0], backend), rounds=5
+        )
+        for batch in (8, 1)
+        for backend in reversed(BACKENDS[1:])
+    },
     "bfloat16": Wanted(
         ON_BACKENDS,
         batches=(1,),
@@ -74,9 +86,9 @@ STEPS = {  # what NesT-T's speed is to be, against timm's
     "train": ("training step, both with fused AdamW", 1.2),
     "shipped": ("training step, each with the AdamW of its own loop", 1.2),
 }
-BEST = {  # of the best backend: a ratio, what it is to be, and what it is called
-    "batch 8": ("peak_share", 0.85, "of the peak"),
-    "batch 1": ("over_first", 1.3, "x eager"),
+BEST = {  # of the best backend, by batch: a ratio, what it is to be, and what it is called
+    8: ("peak_share", 0.85, "of the peak"),
+    1: ("over_first", 1.3, "x eager"),
 }
 
 
@@ -90,24 +102,42 @@ def there(out: Path) -> dict[str, Any]:
     return found["measured"] if same and found["hardware"] == results.hardware() else {}
 
 
+def before(out: Path) -> dict[str, Any]:
+    """All that is there, each part with its commit."""
+    found = json.loads(out.read_text()) if out.exists() else {"measured": {}}
+    return {
+        part: {"commit": found["commit"], **measured}
+        for part, measured in found["measured"].items()
+        if part in PARTS
+    }
+
+
 def measure(
-    out: Path, again: bool, rounds: int | None = None, backends: Sequence[str] = BACKENDS
+    out: Path,
+    again: bool,
+    rounds: int | None = None,
+    backends: Sequence[str] = BACKENDS,
+    parts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Each part that is missing, written as soon as it is there."""
-    measured = {} if again else there(out)
+    """Each part that is missing, written as soon as it is there; with ``parts`` these, anew."""
+    now = results.commit()
+    measured = {part: found for part, found in there(out).items() if found.get("commit") == now}
+    if again:
+        measured = {}
+    if parts:
+        measured = {part: found for part, found in before(out).items() if part not in parts}
     for part, wanted in PARTS.items():
-        if part not in measured:
-            if len(wanted.backends) > 1:
-                chosen = [name for name in wanted.backends if name in backends]
-                wanted = replace(wanted, backends=chosen)
-            wanted = replace(wanted, rounds=rounds or wanted.rounds)
-            with progress(part) as tick:
-                run = shipped if part == "shipped" else contest
-                if part in PROCESSES:
-                    measured[part] = apart(run, wanted, PROCESSES[part], tick)
-                else:
-                    measured[part] = run(wanted, tick)
-            results.write(out, measured, SEED)
+        if part in measured or (parts and part not in parts) or set(wanted.backends) - {*backends}:
+            continue
+        wanted = replace(wanted, rounds=rounds or wanted.rounds)
+        with progress(part) as tick:
+            run = shipped if part == "shipped" else contest
+            if part in PROCESSES:
+                found = apart(run, wanted, PROCESSES[part], tick)
+            else:
+                found = run(wanted, tick)
+        measured[part] = {"commit": now, **found}
+        results.write(out, measured, SEED)
     return measured
 
 
@@ -165,16 +195,28 @@ def against_deit(measured: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     }
 
 
+def on_backends(measured: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
+    """Every model on every backend; eager beside the first of them."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for part in PARTS:
+        if part.startswith(f"batch {batch},"):
+            for row in measured.get(part, {"rows": []})["rows"]:
+                found.setdefault((row["model"], row["backend"]), row)
+    return sorted(found.values(), key=lambda row: BACKENDS.index(row["backend"]))
+
+
 def missed(measured: Mapping[str, Any]) -> list[str]:
     """What is below its aim, be it by little."""
     found = [(NAMES[name], aim, against_deit(measured)[name]) for name, aim in LEAST.items()]
     for part, (what, aim) in STEPS.items():
         if part in measured:
             found.append((f"NesT-T, {what}", aim, measured[part]["rows"][1]["speed"]))
-    for part, (ratio, aim, unit) in BEST.items():
-        for model in dict.fromkeys(row["model"] for row in measured[part]["rows"]):
-            own = [row[ratio] for row in measured[part]["rows"] if row["model"] == model]
-            found.append((f"{NAMES[model]}, {part}, {unit}", aim, max(own, key=lambda x: x[1])))
+    for batch, (ratio, aim, unit) in BEST.items():
+        rows = on_backends(measured, batch)
+        for model in dict.fromkeys(row["model"] for row in rows):
+            own = [row[ratio] for row in rows if row["model"] == model]
+            what = f"{NAMES[model]}, batch {batch}, {unit}"
+            found.append((what, aim, max(own, key=lambda x: x[1])))
     return [f"{what} ({spread[1]:.3g} of {aim})" for what, aim, spread in found if spread[1] < aim]
 
 
@@ -212,7 +254,7 @@ def twins(measured: Mapping[str, Any]) -> str:
 
 def backends(measured: Mapping[str, Any]) -> str:
     """Shares of the peak, and speed against eager."""
-    rows = [row for part in ("batch 8", "batch 1") for row in measured[part]["rows"]]
+    rows = [row for batch in BEST for row in on_backends(measured, batch)]
     kinds = list(dict.fromkeys(row["backend"] for row in rows))
     batches = list(dict.fromkeys(row["batch"] for row in rows))
     heads = [f"{kind}, batch {batch}" for batch in batches for kind in kinds]
@@ -233,10 +275,10 @@ def backends(measured: Mapping[str, Any]) -> str:
 
 def room(measured: Mapping[str, Any]) -> str:
     """What the aim at batch 1 asks of the machine, since eager takes most of it already."""
-    aim = BEST["batch 1"][1]
+    aim = BEST[1][1]
     shares = {
         NAMES[row["model"]]: aim * row["peak_share"][1]
-        for row in measured["batch 1"]["rows"]
+        for row in on_backends(measured, 1)
         if row["backend"] == "eager"
     }
     said = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
@@ -272,9 +314,10 @@ def main() -> None:
         "--backend", nargs="+", choices=BACKENDS, default=BACKENDS, help="eager first (all)"
     )
     parser.add_argument("--again", action="store_true", help="also what is there")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=(), help="these alone, anew")
     parser.add_argument("--out", type=Path, default=RESULTS, help="results file")
     args = parser.parse_args()
-    measured = measure(args.out, args.again, args.rounds, args.backend)
+    measured = measure(args.out, args.again, args.rounds, args.backend, args.parts)
     ours = args.out == RESULTS
     picture = tradeoff.draw(measured["families"], PICTURE if ours else args.out.with_suffix(".png"))
     print(f"wrote {args.out} and {picture}")

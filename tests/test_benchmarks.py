@@ -118,10 +118,14 @@ def test_what_is_below_its_aim_is_said() -> None:
     assert all(one in readme for one in efficiency.missed(measured))
     slow = {"rows": [{"speed": [1, 1, 1]}, {"speed": [1.0, 1.1, 1.15]}]}
     assert "(1.1 of 1.2)" in " ".join(efficiency.missed(measured | {"shipped": slow}))
-    tied = {"model": "hvt_s_1", "over_first": [1, 1.2, 1.3]}
-    assert efficiency.missed(measured | {"batch 1": {"rows": [tied]}})[-1] == (
+    late: dict[str, Any] = {"model": "hvt_s_1", "backend": "onnx", "over_first": [1, 1.2, 1.3]}
+    alone = {part: found for part, found in measured.items() if not part.startswith("batch 1,")}
+    assert efficiency.missed(alone | {"batch 1, onnx": {"rows": [late]}})[-1] == (
         "HVT-S-1, batch 1, x eager (1.2 of 1.3)"
     )
+    fast = late | {"backend": "openvino", "over_first": [1, 1.4, 1.5]}
+    both = {"batch 1, onnx": {"rows": [late]}, "batch 1, openvino": {"rows": [fast]}}
+    assert efficiency.missed(alone | both) == efficiency.missed(alone)
 
 
 def test_the_page_shows_the_profile() -> None:
@@ -142,10 +146,11 @@ def test_efficiency_is_measured_part_by_part(
 ) -> None:
     """A stopped run goes on, unless code or machine are others."""
     asked: list[Any] = []
+    stop = [3]
 
     def contest(wanted: Any, tick: Any) -> dict[str, Any]:
         asked.append(wanted)
-        if len(asked) == 3:
+        if len(asked) in stop:
             raise KeyboardInterrupt
         return {"mode": wanted.mode}
 
@@ -156,14 +161,24 @@ def test_efficiency_is_measured_part_by_part(
     out = tmp_path / "a.json"
     with pytest.raises(KeyboardInterrupt):
         efficiency.measure(out, again=False)
+    stop.clear()
     assert list(efficiency.measure(out, again=False)) == list(efficiency.PARTS)
-    assert len(asked) == 3 + 5
+    assert len(asked) == 1 + len(efficiency.PARTS)
+    asked.clear()
     monkeypatch.setattr(efficiency.results, "commit", lambda: "def")
+    anew = efficiency.measure(out, again=False, parts=["train", "bfloat16"])
+    assert [wanted.mode for wanted in asked] == ["train", "infer"]
+    assert set(anew) == set(efficiency.PARTS)
+    assert [part for part, found in anew.items() if found["commit"] == "def"] == [
+        "train",
+        "bfloat16",
+    ]
+    monkeypatch.setattr(efficiency.results, "commit", lambda: "ghi")
     efficiency.measure(out, again=False, rounds=1, backends=("eager", "onnx"))
-    assert len(asked) == 8 + 7
-    assert {wanted.rounds for wanted in asked[8:]} == {1}
-    assert [wanted.backends for wanted in asked[12:]] == [["eager", "onnx"]] * 2 + [["eager"]]
-    monkeypatch.setattr(efficiency.results, "commit", lambda: "def+")
+    assert {wanted.rounds for wanted in asked[2:]} == {1}
+    others = [wanted.backends for wanted in asked[2:] if len(wanted.backends) > 1]
+    assert others == [("eager", "onnx")] * 2
+    monkeypatch.setattr(efficiency.results, "commit", lambda: "ghi+")
     assert not efficiency.there(out)
 
 
