@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,8 +27,12 @@ class Conv(nn.Conv2d):
 
 
 def normed(conv: nn.Conv2d, norm: nn.Module, x: Tensor) -> Tensor:
-    """``norm(conv(x))``; a batch norm in evaluation is put into the weights, which saves a pass."""
+    """``norm(conv(x))``; a batch norm in evaluation is put into the weights, which saves a pass.
+
+    Not in a graph: who runs it does that by itself, and nncf wants a convolution's own weights.
+    """
     plain = untouched(conv, nn.Conv2d) and untouched(norm, nn.BatchNorm2d)
+    plain = plain and not torch.compiler.is_compiling()
     if not plain or not isinstance(norm, nn.BatchNorm2d) or norm.training:
         return norm(conv(x))
     if norm.running_mean is None or norm.running_var is None or not norm.affine:
