@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.small import SMALL, shallow
+from tests.models.small import SMALL, shallow, small
 from ziggurat.engine import backends, graph
 from ziggurat.engine.backends import BACKENDS, Runner, fastest, missing, runner
+from ziggurat.models.backbone import Backbone
 from ziggurat.models.registry import create_model
 
 EACH = [("eager", "nest_tiny"), ("onnx", "hvt_ti_2"), *(("openvino", name) for name in SMALL)]
@@ -176,6 +177,31 @@ def test_norms_on_a_grid_become_norms_in_a_row_of_the_same_numbers() -> None:
         torch.testing.assert_close(
             graph.RowNorm(8)(x.view(shape)), nn.LayerNorm(8)(x.view(shape)), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize("classes", [10, 0])
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_laid_out_says_the_same(name: str, classes: int) -> None:
+    """HiViT's last product, behind which only the mean is asked for, is one of the mean."""
+    torch.manual_seed(0)
+    model = small(name, num_classes=classes).double().eval()
+    images = torch.randn(2, 3, *model.img_size, dtype=torch.float64)
+    laid_out = graph.laid_out(model)
+    assert isinstance(laid_out, Backbone)
+    with torch.no_grad():
+        torch.testing.assert_close(laid_out(images), model(images), rtol=0, atol=1e-12)
+    last = laid_out.stage(-1).blocks[-1]
+    assert isinstance(last, graph.MeanBlock) == (name == "hivit_tiny")
+
+
+def test_a_map_keeps_its_tokens() -> None:
+    """Where nothing pools, a graph gives all of the last block's."""
+    model = small("hivit_tiny", num_classes=0, global_pool="").double().eval()
+    images = torch.randn(1, 3, 64, 48, dtype=torch.float64)
+    with torch.no_grad():
+        expected, found = model(images), graph.laid_out(model)(images)
+    assert found.shape == (1, 64, 4, 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_a_model_is_left_as_it_was() -> None:

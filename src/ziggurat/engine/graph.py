@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ziggurat.layers.attention import Attention
+from ziggurat.layers.attention import Attention, Block
 from ziggurat.layers.position import LearnedTable
 from ziggurat.models.backbone import Backbone, pair
 from ziggurat.models.registry import create_model
@@ -117,8 +117,21 @@ class RowNorm(nn.LayerNorm):
         return super().forward(x.flatten(1, -2)).view_as(x) if x.ndim > 3 else super().forward(x)
 
 
+class MeanBlock(Block):
+    """A last block of which the mean over tokens is all that is used: each token is that mean.
+
+    It is taken before the block's last product, which is linear, so that this is one of one token.
+    """
+
+    def forward(self, x: Tensor, *context: object) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = x + self.attn(self.norm1(x), *context)
+        hidden = self.mlp.act(self.mlp.fc1(self.norm2(x)))
+        return (x.mean(1, True) + self.mlp.fc2(hidden.mean(1, True))).expand_as(x)
+
+
 def laid_out(model: nn.Module) -> nn.Module:
-    """A copy whose products and norms are those that ONNX Runtime and OpenVINO run best."""
+    """A copy with the blocks, products and norms that ONNX Runtime and OpenVINO run best."""
     if not any(isinstance(module, Attention) for module in model.modules()):
         return model
     model = copy.deepcopy(model)
@@ -127,6 +140,10 @@ def laid_out(model: nn.Module) -> nn.Module:
             module.take_apart()
         elif type(module) is nn.LayerNorm:
             module.__class__ = RowNorm
+    if isinstance(model, Backbone) and model.only_mean and model.global_pool:
+        last = model.stage(-1).blocks[-1]
+        if type(last) is Block:
+            last.__class__ = MeanBlock
     return model
 
 

@@ -54,6 +54,7 @@ class Backbone(nn.Module):
     first_conv: ClassVar[str | tuple[str, ...]]  # modules that see the image's channels
     graph_for_each_size: ClassVar[bool] = True  # how windows are cut is not one formula for all
     exports_any_size: ClassVar[bool] = False  # to a graph that holds for multiples of its stride
+    only_mean: ClassVar[bool] = False  # of the last block's tokens is used where there is pooling
     stages: nn.ModuleList
     head: nn.Module
     norm: nn.Module

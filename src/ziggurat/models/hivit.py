@@ -252,6 +252,7 @@ class HiViT(Backbone):
     """
 
     first_conv = "patch_embed.proj"
+    only_mean = True
 
     def __init__(
         self,
