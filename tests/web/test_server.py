@@ -206,6 +206,43 @@ def test_what_is_no_http_is_told_so_in_json(served: str) -> None:
         assert body.startswith(b'{"error":')
 
 
+def test_headers_without_end_are_not_kept(served: str, gate: Gate) -> None:
+    """Neither those behind a body, nor those of a request that waits for the one before."""
+    chunked = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for begun in (chunked + "2\r\nab\r\n0\r\n", "POST /api/none HTTP/1.1\r\nX: "):
+        with connected(served) as opened:
+            assert accepted(opened, begun) < 50_000_000
+    body = httpx2.Request("POST", "http://a", files=files(IMAGE))
+    head = "".join(f"{name}: {value}\r\n" for name, value in body.headers.items())
+    with serving(application({"gate": gate.model})) as (address, _), connected(address) as opened:
+        assert gate.begun.wait(20)
+        opened.sendall(f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + body.read())
+        with httpx2.Client(base_url=address) as client:
+            until(lambda: metric(client, "ziggurat_requests_inside") == 1)
+        assert accepted(opened, "GET / HTTP/1.1\r\n") < 50_000_000
+        gate.go.set()
+
+
+def accepted(opened: socket.socket, begun: str) -> int:
+    """Bytes of headers without an end that can be sent before the other side takes no more."""
+    sent = 0
+    opened.settimeout(1)
+    opened.sendall(begun.encode())
+    with suppress(ConnectionError, TimeoutError):
+        while sent < 100_000_000:
+            opened.sendall(b"X: " + b"x" * 10_000 + b"\r\n")
+            sent += 10_005
+    return sent
+
+
+def test_an_upgrade_that_is_not_known_is_passed_over(served: str) -> None:
+    """Java's client asks for HTTP/2 so, with the first request it sends."""
+    asked = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AA"}
+    with httpx2.Client(base_url=served) as client:
+        for _ in range(2):
+            assert client.post(PATH, files=files(IMAGE), headers=asked).status_code == 200
+
+
 def test_a_proxy_is_the_first_to_close_a_connection_at_rest() -> None:
     """Else one of its requests now and then meets a connection that is just being closed."""
     assert server.Server(application({}), 1).config.timeout_keep_alive > 60  # nginx's
