@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -52,6 +53,20 @@ def test_a_port_in_use_is_one_line(mistake: Mistake) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         mistake(["serve", "--port", str(port)], f"port {port}: Address already in use (take anoth")
+
+
+def test_a_port_that_another_took_meanwhile_is_one_line(
+    tmp_path_factory: pytest.TempPathFactory, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two may have bound it; one can listen."""
+
+    def late(opened: socket.socket, count: int = 0) -> NoReturn:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+    folder = save_pretrained(small("nest_tiny"), tmp_path_factory.mktemp("runs") / "own")
+    monkeypatch.setattr(socket.socket, "listen", late)
+    words = ["serve", str(folder), "--port", "0", "--backend", "eager"]
+    mistake(words, "Address already in use (take another --port)")
 
 
 def test_a_missing_extra_is_one_line(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:

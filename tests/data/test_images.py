@@ -397,3 +397,25 @@ def test_images_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(images))
     assert np.array_equal(again.image(3), images.image(3))
     assert again.label(3) == images.label(3)
+
+
+def test_a_jpeg_that_goes_over_its_pixels_again_and_again_is_refused() -> None:
+    """A scan of some bytes costs as much as one of all pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    last = whole.rindex(b"\xff\xda")
+    assert read_image(whole, "a.jpg", 64 * 48).size == (64, 48)
+    attack = whole[:-2] + whole[last:-2] * 20 + whole[-2:]
+    assert read_image(attack, "a.jpg").size == (64, 48)  # there it does no harm
+    with pytest.raises(TooLarge, match=r"a.jpg: 30 passes over 64 x 48 pixels"):
+        read_image(attack, "a.jpg", 64 * 48)
+
+
+def test_a_tiff_of_tiles_larger_than_itself_is_refused() -> None:
+    tags = {256: 64, 257: 64, 258: 8, 259: 8, 262: 1, 277: 1, 322: 40_000, 323: 50_000, 324: 8}
+    tags[325] = 8
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    file = struct.pack("<2sHI8xH", b"II", 42, 16, len(tags)) + entries + bytes(4)
+    with pytest.raises(TooLarge, match=r"a.tif: tiles of more than 64 million pixels"):
+        read_image(file, "a.tif", 64_000_000)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image, ImageFile
+from torch import Tensor
 
-from tests.web.conftest import CLASSES, bomb, encoded, picture
+from tests.web.conftest import CLASSES, bomb, encoded, picture, until
 from ziggurat.engine.explain import Explained, Explainer
 from ziggurat.web.answers import About, Answer
 from ziggurat.web.app import PAGE, application
@@ -220,16 +221,17 @@ class Slow:
 
     def __init__(self, own: Explainer) -> None:
         self.own, self.go = own, threading.Event()
+        self.classifier = own.classifier
         self.inside = self.most = self.begun = 0
 
-    def __call__(self, image: Any, method: str, classes: Sequence[int] | None, top: int) -> Any:
+    def seen(self, pixels: Tensor, method: str, classes: Sequence[int] | None, top: int) -> Any:
         self.inside += 1
         self.begun += 1
         self.most = max(self.most, self.inside)
         assert self.go.wait(20)
         time.sleep(0.05)
         self.inside -= 1
-        found: Explained = self.own(image, method, classes, top)
+        found: Explained = self.own.seen(pixels, method, classes, top)
         return found
 
 
@@ -241,8 +243,7 @@ def test_a_model_works_for_one_at_a_time_and_keeps_nobody_else_waiting(
     images = [encoded(picture(seed)) for seed in range(3)]
     with TestClient(app) as client, ThreadPoolExecutor() as pool:
         waiting = [pool.submit(ask, client, image, model="slow") for image in images]
-        while not slow.begun:
-            time.sleep(0.01)
+        until(lambda: slow.begun)
         assert client.get("/healthz").status_code == 200
         assert ask(client, images[0], model="rest_lite").status_code == 200
         assert not any(one.done() for one in waiting)
@@ -252,12 +253,12 @@ def test_a_model_works_for_one_at_a_time_and_keeps_nobody_else_waiting(
     assert len(set(seen)) == 3  # each its own
 
 
-def test_a_mistake_of_ours_tells_nothing_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_of_ours_tells_nothing_of_the_server(models: dict[str, Explainer]) -> None:
     class Failing(Slow):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def seen(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("a secret path")
 
-    app = application({"failing": Failing(None)})  # type: ignore[dict-item]
+    app = application({"failing": Failing(models["nest_tiny"])})  # type: ignore[dict-item]
     with TestClient(app, raise_server_exceptions=False) as client:
         found = ask(client, encoded(picture()), model="failing")
     assert found.status_code == 500

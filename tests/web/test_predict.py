@@ -11,7 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.web.conftest import Gate, bomb, encoded, picture, serving, until
+from ziggurat.data.images import BadImage
 from ziggurat.engine.explain import Explainer
+from ziggurat.web import service
 from ziggurat.web.answers import Predictions
 from ziggurat.web.app import application
 
@@ -97,6 +99,16 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "a number": ({"json": {"image": 5}}, 422, "image: Input should be a valid array"),
     "none": ({"json": {"image": []}}, 422, "image: Value should have at least 1 item"),
     "too many": ({"json": {"image": [text(IMAGE)] * 17}}, 422, "at most 16 items"),
+    "far too many": ({"json": {"image": [1] * 9999}}, 422, "at most 16 images and what they are"),
+    "keys": ({"json": dict.fromkeys(map(str, range(9999)))}, 422, "at most 16 images and what"),
+    "no letters": ({"json": {"image": "é"}}, 400, "this file: no base64 ("),
+    "a charset": (
+        {
+            "content": b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--x--\r\n',
+            "headers": {"content-type": "multipart/form-data; boundary=x; charset=undefined"},
+        },
+        400, "the form's texts cannot be read: send them in UTF-8",
+    ),
     "no base64": ({"json": {"image": "%%%"}}, 400, "this file: no base64 ("),
     "base64 of text": ({"json": {"image": text(b"hello")}}, 400, "this file: not an image"),
 }  # fmt: skip
@@ -218,3 +230,49 @@ def queued(client: Any) -> float:
 def metric(client: Any, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))
+
+
+def test_the_rest_of_a_request_that_a_bad_image_ended_is_not_decoded(
+    models: dict[str, Explainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, and it has no place any more."""
+    begun: list[bytes] = []
+    go = threading.Event()
+
+    def read(file: bytes, name: str, most: int) -> Any:
+        if file == b"bad":
+            raise BadImage("it is bad")
+        begun.append(file)
+        assert go.wait(20)
+        return picture()
+
+    monkeypatch.setattr(service, "read_image", read)
+    app = application(models)
+    decoders = app.state.service.decoding.count
+    with TestClient(app) as client:
+        found = client.post(PATH, files=files(b"bad", *[IMAGE] * (decoders + 3)))
+        assert (found.status_code, found.json()["error"].split(";")[0]) == (400, "it is bad")
+        go.set()
+        assert client.post(PATH, files=files(IMAGE)).status_code == 200
+    assert len(begun) <= decoders + 1  # those that threads were at, and the last request's
+
+
+def test_it_says_that_it_is_stuck_while_no_thread_can_decode(
+    models: dict[str, Explainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def read(*_: object) -> Any:
+        assert go.wait(20)
+        return picture()
+
+    monkeypatch.setattr(service, "read_image", read)
+    app = application(models, timeout=0.2)
+    with TestClient(app) as client:
+        assert client.get("/healthz").json() == {"status": "ready"}
+        count = app.state.service.decoding.count
+        assert client.post(PATH, files=files(*[IMAGE] * count)).status_code == 504
+        until(lambda: client.get("/healthz").json() == {"status": "stuck"})
+        assert client.get("/healthz").status_code == 503
+        go.set()
+        until(lambda: client.get("/healthz").status_code == 200)

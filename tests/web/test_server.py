@@ -103,6 +103,21 @@ def test_neither_a_killed_client_nor_sigterm_loses_an_accepted_request(
     assert "Traceback" not in err
 
 
+def test_a_thread_that_cannot_be_stopped_does_not_keep_the_server(folders: list[Path]) -> None:
+    """An image is decoded to its end, whoever waits; a second SIGTERM changes nothing."""
+    slow = encoded(picture().resize((6000, 6000), Image.Resampling.NEAREST), "PNG")
+    words = ("--backend", "eager", "--timeout", "0.2", "--grace", "1")
+    with started(folders[0], *words) as (process, address):
+        assert httpx2.post(address + PATH, files=files(*[slow] * 16)).status_code == 504
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr
+        assert "Traceback" not in process.stderr.read()
+
+
 def test_it_is_not_ready_before_its_models_nor_when_it_stops(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def serve(args: argparse.Namespace) -> int:
             models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
         )
         server = Server(app, args.grace)
-        opened.listen()  # who comes before the server is up waits for it
+        with place(args.host, args.port):
+            opened.listen()  # who comes before the server is up waits for it
         host, port = opened.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
@@ -50,26 +52,34 @@ def serve(args: argparse.Namespace) -> int:
         gc.freeze()  # what is there now stays: not looked through again,
         gc.set_threshold(50_000, 20, 100)  # and what waits in a queue not all the time
         server.run(sockets=[opened])
-    if server.service.unanswered:
-        left = f"{server.service.unanswered} requests were not answered within {args.grace} s"
-        print(f"ziggurat: {left}: give it more --grace", file=sys.stderr, flush=True)
-        os._exit(1)  # threads that are still at work would be waited for
-    return 0
+    left = server.service.unanswered
+    if left:
+        words = f"{left} requests were not answered within {args.grace} s: give it more --grace"
+        print(f"ziggurat: {words}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1 if left else 0)  # threads that are still at work would be waited for
 
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket of our own, taken before the models are read, which can take long."""
-    try:
+    with place(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
         opened = socket.socket(family, kind, protocol)  # asyncio sends without delay if it is TCP's
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
+    return opened
+
+
+@contextmanager
+def place(host: str, port: int) -> Iterator[None]:
+    """Say what is wrong with an address that cannot be had."""
+    try:
+        yield
     except OSError as error:
         hint = "take another --port" if error.errno == errno.EADDRINUSE else "see --host, --port"
         raise OSError(f"cannot serve at {host}, port {port}: {error.strerror} ({hint})") from None
-    return opened
 
 
 def loaded(sources: Sequence[str], backend: str) -> dict[str, "Explainer"]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 LEAST = 4  # pixels a side of an image that can be pre-trained on
 MAX_PIXELS = 178_956_970  # where PIL sees an attack on the memory, too
+SCANS = 16  # passes over all pixels that a JPEG may have, at most; usual are 1 and 10
 # Not all that PIL knows: EPS would start Ghostscript, TGA takes some texts for pictures.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM", "JPEG2000", "AVIF")
 EXTENSIONS = frozenset({
@@ -88,10 +89,30 @@ def decoded(file: str | Path | bytes | BinaryIO, name: str, most: int = MAX_PIXE
             raise TooLarge(f"{name}: {W} x {H}, more than {most / 1e6:.3g} million pixels")
         if not W * H:
             raise BadImage(f"{name}: {W} x {H}, no pixels at all")
+        check_work(image, stream, name, most)
         image.load()
         with suppress(Exception):  # EXIF that is damaged says nothing
             ImageOps.exif_transpose(image, in_place=True)
     return image
+
+
+def check_work(image: Image.Image, stream: BinaryIO, name: str, most: int) -> None:
+    """Refuse a file whose decoder would take or do more than so many pixels ask for.
+
+    A JPEG may go over its pixels again and again, a TIFF be cut into tiles larger than itself.
+    """
+    W, H = image.size
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(322, 0) * tags.get(323, 0)  # width and height
+    if tile > most:
+        raise TooLarge(f"{name}: tiles of more than {most / 1e6:.3g} million pixels")
+    if image.format in ("JPEG", "MPO"):
+        at = stream.tell()
+        stream.seek(0)
+        scans = stream.read().count(b"\xff\xda")  # never among its pixels, where ff is ff 00
+        stream.seek(at)
+        if scans * W * H > SCANS * most:
+            raise TooLarge(f"{name}: {scans} passes over {W} x {H} pixels")
 
 
 def too_small(name: str, size: tuple[int, int], least: int) -> str:

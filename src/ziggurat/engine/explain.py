@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from ziggurat.data.images import read_image
 from ziggurat.engine.predict import Classifier, Guess
@@ -51,14 +51,23 @@ class Explainer:
         top: int = 4,
     ) -> Explained:
         """Explain ``classes``, by name or number; if none are given, the ``top`` likeliest."""
+        name = "the image" if isinstance(image, Image.Image) else str(image)
+        opened = image if isinstance(image, Image.Image) else read_image(image, name)
+        return self.seen(self.classifier.pixels(opened, name), method, classes, top)
+
+    def seen(
+        self,
+        pixels: Tensor,
+        method: str | None = None,
+        classes: Sequence[str | int] | None = None,
+        top: int = 4,
+    ) -> Explained:
+        """The same of what the model sees of an image, ``classifier.pixels``: (3, H, W)."""
         method = method or next(iter(self.methods), "cam")
         why = reason(self.model, method)
         if why is not None:
             raise ValueError(why)
         wanted = None if classes is None else [self.number(one) for one in classes]
-        name = "the image" if isinstance(image, Image.Image) else str(image)
-        opened = image if isinstance(image, Image.Image) else read_image(image, name)
-        pixels = self.classifier.pixels(opened, name)
         batch = self.classifier.normalised([pixels])
         with torch.inference_mode():
             chances = self.model(batch).float().softmax(1)[0].cpu()
@@ -66,9 +75,9 @@ class Explainer:
         likeliest = chances.topk(len(guesses)).indices.tolist()
         numbers = likeliest if wanted is None else wanted
         found = explain(self.model, batch, numbers, method)
-        seen = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         names, shares = zip(*((self.classes[i], float(chances[i])) for i in numbers), strict=True)
-        return Explained(seen, guesses, names, found, shares)
+        return Explained(picture, guesses, names, found, shares)
 
     def number(self, wanted: str | int) -> int:
         """A class by its name, or by its number where no class has that for a name."""

@@ -21,7 +21,9 @@ class Error(BaseModel):
 class Health(BaseModel):
     """Whether requests should be sent here; that there is an answer says that it lives."""
 
-    status: Literal["starting", "ready", "stopping"]
+    status: Literal["starting", "ready", "stuck", "stopping"] = Field(
+        description="stuck: images take all threads that decode longer than a request may"
+    )
 
 
 class Limits(BaseModel):

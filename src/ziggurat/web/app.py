@@ -73,6 +73,7 @@ def application(
     app.add_middleware(Guard, service=service)
     app.add_exception_handler(StarletteHTTPException, refused)
     app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(UnicodeError, garbled)
     app.add_exception_handler(Exception, failed)
     add_routes(app, service)
     return app
@@ -124,6 +125,11 @@ async def invalid(request: Request, error: Exception) -> Response:
     """A request whose fields are not what they should be: the first of them."""
     assert isinstance(error, RequestValidationError)
     return said(422, first(error.errors()[0], skip=1))
+
+
+async def garbled(request: Request, error: Exception) -> Response:
+    """A form whose texts are not what its charset says, or of a charset that reads nothing."""
+    return said(400, "the form's texts cannot be read: send them in UTF-8")
 
 
 async def failed(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import re
+import string
 from email.message import Message
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +23,9 @@ TOP = 10  # classes that one request may ask for
 IMAGES = 16  # that one request may hold
 FORM, JSON = "multipart/form-data", "application/json"
 SHOWN = 80  # characters of what came, in an error
+PARTS = 1000  # commas, quotes, brackets of a question in JSON: 16 images have some dozens
 
+BLANKS = string.whitespace.encode()
 DOT = (  # eight grey pixels a side, for who tries the API
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5E"
     "rkJggg=="
@@ -111,7 +114,13 @@ async def of_form(form: FormData) -> Asked:
 
 
 def of_json(body: bytes) -> Asked:
-    """``{"image": "…"}``, or a list of them."""
+    """``{"image": "…"}``, or a list of them.
+
+    What has more parts than a question can have is not parsed: of 20 MB it would make millions of
+    objects, and an error for each of them.
+    """
+    if any(body.count(mark) > PARTS for mark in (b",", b'"', b"[", b"{")):
+        raise HTTPException(422, f"at most {IMAGES} images and what they are asked are expected")
     try:
         found = Question.model_validate_json(body)
     except ValidationError as error:
@@ -125,9 +134,9 @@ def of_json(body: bytes) -> Asked:
 
 def from_base64(text: str, name: str) -> bytes:
     """A file's bytes; line breaks are passed over."""
-    plain = re.sub(r"\s+", "", re.sub(r"^data:[^,]*,", "", text))
     try:
-        return base64.b64decode(plain, validate=True)
+        plain = re.sub(r"^data:[^,]*,", "", text).encode("ascii")
+        return base64.b64decode(plain.translate(None, BLANKS), validate=True)
     except (binascii.Error, ValueError) as error:
         raise HTTPException(400, f"{name}: no base64 ({error})") from None
 

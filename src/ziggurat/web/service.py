@@ -7,6 +7,7 @@ its turn, by its visitor or because its time is over, is dropped.
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import torch
 from fastapi import File, Form, HTTPException, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
-from PIL import Image
 from torch import Tensor
 
 from ziggurat import __version__
@@ -30,7 +30,6 @@ from ziggurat.web.answers import (
     Answer,
     ExampleImage,
     Guess,
-    Health,
     Limits,
     Method,
     Model,
@@ -88,6 +87,34 @@ class Computed(NamedTuple):
     batch: int
 
 
+class Crew:
+    """Threads for what cannot be interrupted."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count, self.pool = count, ThreadPoolExecutor(count, name)
+        self.since: dict[int, float] = {}  # when threads that are at work began
+
+    def begun(self, work: Callable[..., Found], *words: object) -> Found:
+        """Do it, in one of the threads."""
+        own = threading.get_ident()
+        self.since[own] = time.monotonic()
+        try:
+            return work(*words)
+        finally:
+            del self.since[own]
+
+    async def do(self, work: Callable[..., Found], *words: object) -> Found:
+        """Have it done when a thread is free, unless it is given up before."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, self.begun, work, *words)
+
+    def stuck(self, seconds: float) -> bool:
+        """Whether all threads have been at one thing for longer than that."""
+        now = time.monotonic()
+        late = [now - since > seconds for since in list(self.since.values())]
+        return len(late) == self.count and all(late)
+
+
 class Served:
     """One checkpoint with its two threads."""
 
@@ -99,7 +126,7 @@ class Served:
         self.batcher: Batcher[Tensor, Computed] = Batcher(
             self.compute, limits.batch, most, lambda: self.coming > 0
         )
-        self.explaining = ThreadPoolExecutor(1, "explain")
+        self.explaining = Crew(1, "explain")
         metrics.waiting.labels(name).set_function(lambda: len(self.batcher))
         self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
 
@@ -148,7 +175,7 @@ class Service:
         self.models = {
             name: Served(name, model, limits, self.metrics) for name, model in models.items()
         }
-        self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")  # they take the memory
+        self.decoding = Crew(os.cpu_count() or 1, "decode")  # its threads take the memory
         self.metrics.ready.set_function(lambda: self.status == "ready")
         self.metrics.inside.set_function(lambda: self.inside)
 
@@ -165,8 +192,9 @@ class Service:
 
     async def health(self) -> Response:
         """200 if requests should be sent here."""
-        body = Health(status=self.status).model_dump()
-        return JSONResponse(body, 200 if self.status == "ready" else 503)
+        stuck = self.status == "ready" and self.decoding.stuck(self.limits.seconds)
+        status = "stuck" if stuck else self.status
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     async def measured(self) -> Response:
         """What Prometheus asks for."""
@@ -195,11 +223,15 @@ class Service:
         one = self.model(next(iter(self.models)) if asked.model is None else asked.model)
         names = [position(i, len(asked.images)) for i in range(len(asked.images))]
         read = partial(self.prepared, one.model)
+        both = zip(asked.images, names, strict=True)
+        decoded = [asyncio.ensure_future(self.aside(read, *each)) for each in both]
         one.coming += len(names)
         try:
-            pixels = await asyncio.gather(*map(partial(self.aside, read), asked.images, names))
+            pixels = await asyncio.gather(*decoded)
         finally:
             one.coming -= len(names)
+            for each in decoded:  # of a request that one bad image ended
+                each.cancel()
         asked.images.clear()  # they are large
         began = time.perf_counter()
         rows = await one.predict(pixels)
@@ -245,10 +277,9 @@ class Service:
         one = self.model(name)
         chosen = list(dict.fromkeys(methods or one.model.methods[:1]))
         check(one.model, name, chosen, classes)
-        picture = await self.aside(self.decoded, await image.read(), "this file")
-        work = partial(run, one.model, picture, chosen, classes, min(top, len(one.model.classes)))
-        with refusing():
-            return await asyncio.get_running_loop().run_in_executor(one.explaining, work)
+        pixels = await self.aside(self.prepared, one.model, await image.read(), "this file")
+        most = min(top, len(one.model.classes))
+        return await one.explaining.do(run, one.model, pixels, chosen, classes, most)
 
     def model(self, name: str) -> Served:
         """A checkpoint by its name."""
@@ -260,16 +291,11 @@ class Service:
     async def aside(self, work: Callable[..., Found], *words: object) -> Found:
         """Do something in one of the threads that decode."""
         with refusing():
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.decoders, work, *words)
+            return await self.decoding.do(work, *words)
 
     def prepared(self, model: Explainer, file: bytes, name: str) -> Tensor:
-        """What a model sees of a file."""
-        return model.classifier.pixels(self.decoded(file, name), name)
-
-    def decoded(self, file: bytes, name: str) -> Image.Image:
-        """Pixels of a file, if they are few enough."""
-        return read_image(file, name, self.limits.pixels)
+        """What a model sees of a file, if its pixels are few enough."""
+        return model.classifier.pixels(read_image(file, name, self.limits.pixels), name)
 
 
 @contextmanager
@@ -299,10 +325,10 @@ def check(model: Explainer, name: str, methods: Sequence[str], classes: Sequence
 
 def run(
     model: Explainer,
-    image: Image.Image,
+    pixels: Tensor,
     methods: Sequence[str],
     classes: Sequence[int],
     top: int,
 ) -> dict[str, Explained]:
     """All methods, one after the other."""
-    return {method: model(image, method, classes or None, top) for method in methods}
+    return {method: model.seen(pixels, method, classes or None, top) for method in methods}
