@@ -28,7 +28,8 @@ def test_bench_prints_tables_that_fit_a_terminal(
     first, second = (line.split() for line in out.splitlines() if line.startswith(" swin_tiny"))
     assert first[1:3] == ["28.3", "0.43"]  # windows of 2 x 2 tokens are padded to 7 x 7
     assert len(second) == len(first) - 1  # no counts again, but times the first type
-    assert "inference; 64 px, batch 1, eager, bfloat16, 1 thread" in out
+    assert "inference; 64 px, batch 1, eager, bfloat16, 1 thread; peak" in out
+    assert "x eager" in out
     assert "wrote a.png" in out
     found = json.loads(Path("a.json").read_text())
     assert found["command"].startswith("python ")
@@ -49,6 +50,10 @@ def test_bench_speaks_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
         (["vit-pytorch/x"], "no model is called 'vit-pytorch/x': there are vit-pytorch/nest_tiny"),
         (["nest_tiny", "--against", "rest_lite"], "--against is one of the models measured"),
         (["nest_tiny", "--mode", "train", "--backend", "onnx"], "--backend onnx is for --mode inf"),
+        (["nest_tiny", "--plot", "a.svg"], "--plot draws a PNG: take a name that ends in .png"),
+        (["nest_tiny", "--out", ".", "--overwrite"], ". is a folder: name a file"),
+        (["timm/resnet81"], "no model is called 'timm/resnet81': did you mean 'timm/resnet18'?"),
+        (["timm/??????????"], "'timm/??????????': `timm.list_models()` lists them"),
         (["hvt_ti_4", "--sizes", "32"], "4 poolings take images from 81 x 81 pixels up"),
     ],
 )

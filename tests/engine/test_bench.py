@@ -30,6 +30,11 @@ def test_a_turn_has_as_many_passes_as_fit() -> None:
     assert first.work < first.seconds  # sleeping keeps no processor busy
 
 
+def test_a_turn_has_as_many_passes_as_are_asked_for() -> None:
+    spent = bench.interleaved({"long": lambda: time.sleep(0.01)}, rounds=2, turn=0, least=3)
+    assert [len(turn.passes) for turn in spent["long"]] == [3, 3]
+
+
 def test_progress_is_told_of_every_turn() -> None:
     told: list[tuple[int, int]] = []
     bench.interleaved(dict.fromkeys("ab", lambda: None), 2, lambda *now: told.append(now), turn=0)

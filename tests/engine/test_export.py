@@ -15,7 +15,7 @@ import ziggurat
 from tests.models.small import SMALL, shallow
 from ziggurat.cli import exporting, main
 from ziggurat.engine import export as exporter
-from ziggurat.engine import formats, trial
+from ziggurat.engine import formats, graph, trial
 from ziggurat.engine.export import Comparison, export
 from ziggurat.engine.formats import FORMATS
 from ziggurat.engine.predict import predict
@@ -136,7 +136,12 @@ def test_sizes_are_free_where_one_graph_holds_for_them(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     model = made(name)
-    out = export(model, kind, tmp_path / "out", dynamic=True).folder
+    found = export(model, kind, tmp_path / "out", dynamic=True)
+    assert [size for size, _ in found.others] == [
+        " x ".join(map(str, graph.other_size(model, *more))) for more in ((1, 3), (0, 2))
+    ]
+    assert all(one.agreement == 100 and one.difference < 1e-4 for _, one in found.others)
+    out = found.folder
     config = json.loads((out / "config.json").read_text())
     assert config["input"] == ["batch", 3, "height", "width"]
     assert f"in multiples of {config['multiple']}" in (out / "README.md").read_text()
@@ -298,7 +303,7 @@ def test_a_user_s_images_are_split_between_calibration_and_trial(photos: Path) -
     assert len(found.seen) == len(found.images) == 30
     one = [str(photos / "dark" / "0.png")]
     assert len(trial.trial(model, model, one).images) == 1
-    with pytest.raises(ValueError, match="one image cannot both"):
+    with pytest.raises(ValueError, match="give 20 or more, got 1 that can be read"):
         trial.trial(model, model, one, calibrate=True)
 
 

@@ -13,14 +13,20 @@ def row(model: str, speed: float, top1: float | None, **others: Any) -> dict[str
 
 
 def measured(*rows: dict[str, Any]) -> dict[str, Any]:
-    peaks = [{"gflops": [90.0, 100.0, 110.0], "batch": batch} for batch in (8, 1)]
+    peaks = [
+        {"gflops": [90.0, speed, 210.0], "batch": batch, "dtype": dtype, "sizes": [size]}
+        for batch in (8, 1)
+        for size in (64, 96, 224)
+        for dtype, speed in (("float32", 100.0 + batch), ("bfloat16", 200.0 + size))
+    ]
     return {"mode": "infer", "rows": list(rows), "peak": peaks}
 
 
 def test_accuracy_is_drawn_where_two_papers_print_one(tmp_path: Path) -> None:
     rows = [row("nest_tiny", 8, 81.5), row("timm/deit_small_patch16_224", 10, 79.8)]
     with_both = tradeoff.draw(measured(*rows, row("timm/resnet50", 11, None)), tmp_path / "a.png")
-    without = tradeoff.draw(measured(rows[0], row("timm/resnet50", 11, None)), tmp_path / "b.png")
+    again = row("nest_tiny", 9, 81.5, backend="onnx")
+    without = tradeoff.draw(measured(rows[0], again), tmp_path / "b.png")
     assert Image.open(with_both).width == 2 * Image.open(without).width
 
 
@@ -31,6 +37,15 @@ def test_every_batch_and_size_has_panels_of_its_own(tmp_path: Path) -> None:
     one, four = (tradeoff.draw(measured(*rows[:n]), tmp_path / f"{n}.png") for n in (1, 4))
     assert Image.open(four).height == 4 * Image.open(one).height
     assert list(tradeoff.grouped(rows)) == [(64, 8), (96, 8), (64, 1), (96, 1)]
+
+
+def test_the_peak_is_the_one_beside_a_row_in_its_type() -> None:
+    found = measured()
+    assert tradeoff.peak_of(found, row("nest_tiny", 8, None, batch=1, size=96)) == 101
+    low = row("nest_tiny", 8, None, dtype="bfloat16", size=96)
+    assert tradeoff.peak_of(found, low) == 296
+    del found["peak"][0]["sizes"]
+    assert tradeoff.peak_of(found, row("nest_tiny", 8, None, size=384)) == 108
 
 
 def test_backends_have_marks(tmp_path: Path) -> None:

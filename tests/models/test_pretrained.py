@@ -140,6 +140,16 @@ def test_what_is_neither_folder_nor_hub_id_is_said(source: str) -> None:
         ziggurat.from_pretrained(source)
 
 
+def test_a_name_without_weights_is_told_how_to_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    for name in ("rest_lite", "timm/resnet18"):
+        with pytest.raises(CheckpointError, match=f"{name}:published or {name}:FILE"):
+            ziggurat.from_pretrained(name)
+
+
 def test_the_hub_is_asked_for_both_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = small("nest_tiny").eval()
     ziggurat.save_pretrained(model, tmp_path)

@@ -86,7 +86,7 @@ def test_names_are_listed_by_pattern() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("nest_tyni", "nest_tiny"), ("hivitbase", "hivit_base"), ("timm/resnet51", "resnet")],
+    [("nest_tyni", "nest_tiny"), ("hivitbase", "hivit_base"), ("timm/resnet51", "timm/resnet")],
 )
 def test_an_unknown_name_gets_its_nearest(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean '{near}"):

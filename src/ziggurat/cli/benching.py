@@ -25,9 +25,13 @@ def bench(args: argparse.Namespace) -> None:
     from ziggurat.engine import results, tradeoff
     from ziggurat.engine.contest import SEED, Wanted, contest
 
-    for file in (args.out, args.plot):
-        if file and Path(file).exists() and not args.overwrite:
+    for file in filter(None, (args.out, args.plot)):
+        if Path(file).is_dir():
+            raise IsADirectoryError(f"{file} is a folder: name a file")
+        if Path(file).exists() and not args.overwrite:
             raise FileExistsError(f"{file} exists: take another name or --overwrite")
+    if args.plot and Path(args.plot).suffix.lower() != ".png":
+        raise ValueError(f"--plot draws a PNG: take a name that ends in .png, got {args.plot}")
     wanted = Wanted(
         models=args.models,
         peers=args.peers,
@@ -62,35 +66,39 @@ def tables(measured: dict[str, Any]) -> Iterator[Any]:
     from rich import box
     from rich.table import Table
 
-    from ziggurat.engine.tradeoff import grouped, kind_of, kinds, short
+    from ziggurat.engine.tradeoff import grouped, kind_of, kinds, peak_of, short
 
     processors = "GPU" if measured["device"] == "cuda" else threads(measured["threads"])
     first = kinds(measured["rows"])[0]
+    types = {row["dtype"] for row in measured["rows"]}
+    reference = first.replace(", ", "\n") if len(types) > 1 else first.split(",")[0]
     for (size, batch), group in grouped(measured["rows"]).items():
         for kind in kinds(group):
+            own = [row for row in group if kind_of(row) == kind]
+            peak = f"peak {peak_of(measured, own[0]):.0f} GFLOP/s"
+            about = f"{size} px, batch {batch}, {kind}, {processors}; {peak}"
             made = Table(
                 box=box.SIMPLE_HEAD,
                 pad_edge=False,
                 padding=(0, 1, 0, 0),
-                title=f"{WORDS[measured['mode']]}; {size} px, batch {batch}, {kind}, {processors}",
+                title=f"{WORDS[measured['mode']]}; {about}",
             )
             made.add_column("model", overflow="fold", min_width=10)
             counts = ["params", "FLOPs"] if kind == first else []
             heads = [*counts, "img/s", "ms", "p95", "MiB", "peak", "speed", "half"]
-            for head in [*heads, *([] if kind == first else [f"x {first.split(',')[0]}"])]:
+            for head in [*heads, *([] if kind == first else [f"x {reference}"])]:
                 made.add_column(head, justify="right", no_wrap=True)
-            for row in (row for row in group if kind_of(row) == kind):
+            for row in own:
                 before, behind = [f"{row['params'] / 1e6:.1f}", f"{row['macs'] / 1e9:.2f}"], []
                 if kind != first:
                     before, behind = [], [f"{row['over_first'][1]:.2f}"]
                 made.add_row(short(row["model"]), *before, *cells(row), *behind)
             yield made
-    peaks = {one["dtype"]: one["gflops"][1] for one in measured["peak"]}
     yield (
         "params in millions; FLOPs (multiply-adds of an image) in billions; ms a batch, median and "
-        "p95; MiB beside weights, optimiser and images; peak: share of the matrix product's "
-        f"{', '.join(f'{peak:.0f} GFLOP/s in {dtype}' for dtype, peak in peaks.items())}; "
-        f"speed: {measured['against']} = 1, and the middle half of {measured['rounds']} rounds"
+        "p95; MiB beside weights, optimiser and images; peak: share of what a large matrix "
+        f"product does; speed: {measured['against']} = 1, and the middle half of "
+        f"{measured['rounds']} rounds"
     )
 
 
@@ -102,11 +110,12 @@ def threads(number: int) -> str:
 def cells(row: Mapping[str, Any]) -> list[str]:
     """What was measured of one."""
     low, middle, high = row["speed"]
-    memory, digits = row["memory_mib"], 0 if row["latency_ms"] >= 100 else 1
+    memory, late = row["memory_mib"], row["latency_p95_ms"]
+    digits = 0 if row["latency_ms"] >= 100 else 1
     return [
         f"{row['per_second']:.4g}",
         f"{row['latency_ms']:.{digits}f}",
-        f"{row['latency_p95_ms']:.{digits}f}",
+        "-" if late is None else f"{late:.{digits}f}",
         "-" if memory is None else f"{memory:.0f}",
         f"{row['peak_share'][1]:.0%}",
         f"{middle:.2f}",

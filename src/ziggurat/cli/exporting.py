@@ -40,6 +40,8 @@ def export(args: argparse.Namespace) -> None:
         return
     print(f"{found.folder}: {found.bytes / 1e6:.1f} MB")
     print(said(found.found, found.what))
+    for size, other in found.others:
+        print(said(other, f"of them at {size}"))
     if found.int8 is not None:
         int8 = found.int8
         print(f"int8, calibrated on {int8.calibrated} other images: {int8.bytes / 1e6:.1f} MB")
@@ -48,7 +50,7 @@ def export(args: argparse.Namespace) -> None:
 
 def said(one: "Comparison", what: str) -> str:
     """How two models compare, in a line."""
-    parts = [f"logits differ by {one.difference:.1e} at the most"]
+    parts = [f"logits of up to {one.largest:.2g} differ by {one.difference:.1e} at the most"]
     if one.agreement is not None:
         parts.append(f"{one.agreement:.1f} % have the same first guess")
     if one.top1 is not None:
@@ -60,7 +62,19 @@ def plain(found: "Exported") -> dict[str, object]:
     """What was found, for machines."""
     int8 = found.int8
     told = found._asdict() | {"folder": str(found.folder), "found": found.found._asdict()}
+    told["others"] = {size: other._asdict() for size, other in found.others}
     return told | {"int8": int8 and int8._asdict() | {"found": int8.found._asdict()}}
+
+
+def points(text: str) -> float:
+    """Of 100, none or some."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 to 100, got {text!r}")
+    return value
 
 
 def add(verb: Verb) -> None:
@@ -75,7 +89,7 @@ def add(verb: Verb) -> None:
     one.add_argument("--dynamic", action="store_true", help="for images of many sizes, if it can")
     one.add_argument("--int8", action="store_true", help="onnx, openvino: 8-bit whole numbers")
     one.add_argument(
-        "--lose", type=float, default=2.0, metavar="POINTS", help="int8: of accuracy, allowed (2)"
+        "--lose", type=points, default=2.0, metavar="POINTS", help="int8: of accuracy, allowed (2)"
     )
     which = one.add_mutually_exclusive_group()
     which.add_argument("--data", help="labelled images to try it on; its run's own if not given")

@@ -66,8 +66,9 @@ def interleaved(
     tick: Tick | None = None,
     device: str = "cpu",
     turn: float = TURN,
+    least: int = 1,
 ) -> dict[Key, list[Turn]]:
-    """Time all candidates in rounds; a turn of each for each round.
+    """Time all candidates in rounds; a turn of each for each round, of ``least`` passes or more.
 
     Every second round goes the way of the last one back, so that nobody is early more often.
     """
@@ -84,7 +85,7 @@ def interleaved(
     for key, run in runs.items():
         run()  # allocates, compiles
         once = clocked(run, 1, device)[0]
-        passes[key] = max(1, min(MOST, round(turn / once)))
+        passes[key] = max(least, min(MOST, round(turn / once)))
         told()
     found: dict[Key, list[Turn]] = {key: [] for key in runs}
     chance = random.Random(0)

@@ -28,6 +28,8 @@ MODES = ("infer", "train", "pretrain")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TORCHS = ("eager", "compile")  # the backends that train, and whose memory torch knows
 PEAK = "matrix product"
+LEAST = 2  # passes of a turn, so that those of the usual rounds have a 95th percentile
+ENOUGH = 20  # passes of which one in twenty is something
 SEED = 0
 
 
@@ -137,7 +139,7 @@ def entries(
             difference = peers.share_weights(ours.model, theirs.model, ours.size)
             notes.append(
                 f"{name} is built as {twin} is and has its weights: outputs differ by "
-                f"{difference:.0e}"
+                f"{difference:.0e} at {ours.size} px"
             )
     return found
 
@@ -190,9 +192,9 @@ def group(
     wanted = candidates.wanted
     machine = {Case(PEAK, "", dtype): product.run for dtype, product in products.items()}
     runs = {**candidates.runs, **machine}
-    spent = bench.interleaved(runs, wanted.rounds, tick, candidates.device)
+    spent = bench.interleaved(runs, wanted.rounds, tick, candidates.device, least=LEAST)
     rows = [
-        peak_row(product, spent[Case(PEAK, "", dtype)], dtype, candidates.batch)
+        peak_row(product, spent[Case(PEAK, "", dtype)], dtype, candidates)
         for dtype, product in products.items()
     ]
     for case, run in candidates.runs.items():
@@ -242,20 +244,26 @@ def times(
         "passes": len(passes),
         "per_second": round(batch / statistics.median(turn.seconds for turn in turns), 3),
         "latency_ms": round(1000 * statistics.median(passes), 3),
-        "latency_p95_ms": round(1000 * float(np.percentile(passes, 95)), 3),
+        "latency_p95_ms": late(passes),
         "peak_share": bench.spread(shares).rounded(4),
     }
 
 
+def late(passes: Sequence[float]) -> float | None:
+    """Milliseconds that one pass in twenty exceeds, if there are as many."""
+    return None if len(passes) < ENOUGH else round(1000 * float(np.percentile(passes, 95)), 3)
+
+
 def peak_row(
-    product: bench.Product, turns: Sequence[bench.Turn], dtype: str, batch: int
+    product: bench.Product, turns: Sequence[bench.Turn], dtype: str, beside: Candidates
 ) -> dict[str, Any]:
-    """The machine's own, beside models of that batch."""
+    """The machine's own, beside models of one batch and of these sizes."""
     speed = bench.spread([product.flops / turn.seconds / 1e9 for turn in turns]).rounded(1)
     return {
         "model": PEAK,
         "side": product.side,
         "dtype": dtype,
-        "batch": batch,
+        "batch": beside.batch,
+        "sizes": sorted({entry.size for entry in beside.field}),
         "gflops": speed,
     }

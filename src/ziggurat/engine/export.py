@@ -58,6 +58,7 @@ class Exported(NamedTuple):
     what: str  # it was tried on
     found: Comparison
     int8: Int8 | None = None
+    others: tuple[tuple[str, Comparison], ...] = ()  # with ``dynamic``: at other sizes
 
 
 def export(
@@ -94,11 +95,10 @@ def export(
         run = formats.read(kind, folder)
         found = compared(model, run, prepare(tried.images[:FEW]))
         equal(found, f"the {kind} model on {tried.what}")
-        if dynamic:
-            at_other_sizes(model, run, prepare(tried.images[:2]), kind)
+        others = at_other_sizes(model, run, prepare(tried.images[:2]), kind) if dynamic else ()
         if not model.num_classes:
             found = found._replace(agreement=None)  # features have no first guess
-        result = Exported(out, weight(kind, folder), tried.what, found)
+        result = Exported(out, weight(kind, folder), tried.what, found, others=others)
         if int8:
             assert tried.seen is not None
             small = quantised(kind, made, model, prepare(tried.seen))
@@ -206,20 +206,27 @@ def equal(found: Comparison, what: str) -> None:
         )
 
 
-def at_other_sizes(model: Any, run: Run, images: Tensor, kind: str) -> None:
+def at_other_sizes(
+    model: Any, run: Run, images: Tensor, kind: str
+) -> tuple[tuple[str, Comparison], ...]:
     """See that a dynamic graph holds for sizes that it was not traced at."""
-    original = graph.for_any_size(model)
+    original, found = graph.for_any_size(model), []
     for down, right in ((1, 3), (0, 2)):
         size = graph.other_size(model, down, right)
         resized = F.interpolate(images, size, mode="bilinear", antialias=True)
-        what = f"the {kind} model at {size[0]} x {size[1]}"
+        called = f"{size[0]} x {size[1]}"
+        what = f"the {kind} model at {called}"
         try:
-            equal(compared(original, run, resized), what)
+            found.append((called, compared(original, run, resized)))
+            equal(found[-1][1], what)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(
                 f"{what} fails ({str(error).splitlines()[0]}): take another format, or --size "
                 "for each size that you need"
             ) from error
+    if not model.num_classes:
+        return tuple((called, one._replace(agreement=None)) for called, one in found)
+    return tuple(found)
 
 
 def close(found: Comparison, lose: float) -> None:
@@ -229,7 +236,8 @@ def close(found: Comparison, lose: float) -> None:
         what = "accuracy" if found.top1 else "agreement with float32"
         raise ValueError(
             f"int8 brings {what} from {before:.1f} to {after:.1f} per cent, and may lose {lose:g}: "
-            "nothing was written; calibrate on more images like yours, or allow it with --lose"
+            "nothing was written; take the other --format of int8, more --images that are like "
+            "yours, or allow it with --lose"
         )
 
 

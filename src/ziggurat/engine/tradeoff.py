@@ -22,7 +22,8 @@ Rows = Sequence[Mapping[str, Any]]
 def draw(measured: Mapping[str, Any], path: Path) -> Path:
     """A row of panels for each batch and size: printed accuracy, and cost, against throughput."""
     groups = grouped(measured["rows"])
-    known = sum(row["top1"] is not None for row in next(iter(groups.values()))) > 1
+    first = next(iter(groups.values()))
+    known = len({row["model"] for row in first if row["top1"] is not None}) > 1
     figure = canvas(5.6 * (1 + known), 4.3 * len(groups))
     panels = figure.subplots(len(groups), 1 + known, squeeze=False)
     for (size, batch), axes in zip(groups, panels, strict=True):
@@ -60,17 +61,28 @@ def cost(axes: "Axes", rows: Rows, measured: Mapping[str, Any]) -> None:
     axes.set_ylabel("billion multiply-adds an image", color=MUTED, fontsize=9)
     costs = [row["macs"] / 1e9 for row in rows]
     points(axes, rows, costs)
-    most = next(one for one in measured["peak"] if one["batch"] == rows[0]["batch"])
-    peak = most["gflops"][1] / 2 / (1 if measured["mode"] == "infer" else 3)
+    peak = peak_of(measured, rows[0]) / 2 / (1 if measured["mode"] == "infer" else 3)
+    several = len({row["dtype"] for row in rows}) > 1
+    of = f"the peak in {rows[0]['dtype']}" if several else "the peak"
     right, (low, high) = axes.get_xlim()[1], axes.get_ylim()
     for share in SHARES:
         ends = [share * peak / y for y in (low, high)]
         axes.plot(ends, (low, high), "--", color=MUTED, alpha=0.6, linewidth=0.7, zorder=1)
         x = min(ends[0], right)  # where it leaves the panel, below or at the right
         at = max(low, share * peak / right)
-        words = f"{share:.0%} of the peak " if share == 1 else f"{share:.0%} "
+        words = f"{share:.0%} of {of} " if share == 1 else f"{share:.0%} "
         if at < high:
             axes.text(x, at, words, fontsize=7, color=MUTED, va="bottom", ha="right", clip_on=True)
+
+
+def peak_of(measured: Mapping[str, Any], row: Mapping[str, Any]) -> float:
+    """GFLOP a second of the machine's product that took its turns beside a row, in its type."""
+    return next(
+        one["gflops"][1]
+        for one in measured["peak"]
+        if (one["batch"], one["dtype"]) == (row["batch"], row["dtype"])
+        and row["size"] in one.get("sizes", [row["size"]])  # older files do not say
+    )
 
 
 def points(axes: "Axes", rows: Rows, heights: Sequence[float]) -> None:

@@ -24,6 +24,7 @@ from ziggurat.tasks.classify import check_classes
 
 FEW = 64  # images to compare logits on
 CALIBRATION = 300  # images to see the range of activations on, as nncf's own default
+LEAST = 20  # images without labels to calibrate with and to try it on, half of them each
 PHOTOS = {
     "matplotlib": "mpl-data/sample_data/grace_hopper.jpg",
     "sklearn": "datasets/images/china.jpg",
@@ -61,8 +62,11 @@ def trial(
         files = spread(files_of(images), most + (CALIBRATION if calibrate else 0))
         found = pixels((as_read(file) for file in files), transform)
         half = len(found) // 2 if calibrate else 0
-        if calibrate and not half:
-            raise ValueError("one image cannot both calibrate int8 and try it: give more --images")
+        if calibrate and len(found) < LEAST:
+            raise ValueError(
+                f"int8 is calibrated on half of the --images and tried on the others: give {LEAST} "
+                f"or more, got {len(found)} that can be read"
+            )
         return Trial(found[half:], "given images", seen=found[:half] if half else None)
     if (opened := opened_data(source, model, data)) is not None:
         at = spread(range(len(opened.test)), most)

@@ -239,6 +239,9 @@ def locate(source: str) -> tuple[str, str]:
             if not (folder / file).is_file():
                 raise CheckpointError(f"{folder} has no {file}: is it from save_pretrained?")
         return str(folder / CONFIG), str(folder / WEIGHTS)
+    with_weights = f"add a model's weights to its name, {source}:published or {source}:FILE"
+    if source in TIMM_NAMES:
+        raise CheckpointError(f"{source} is a model without weights: {with_weights}")
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise CheckpointError(f"{source!r} is neither a folder nor a hub id like 'user/name'")
     try:
@@ -248,7 +251,9 @@ def locate(source: str) -> tuple[str, str]:
         )
     except Exception as error:  # the hub client's errors share no base class with its transport's
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{source} could not be fetched from the hub: {reason}") from error
+        hint = f" ({with_weights})" if source.startswith("timm/") else ""
+        words = f"{source} could not be fetched from the hub: {reason}{hint}"
+        raise CheckpointError(words) from error
 
 
 def beside(source: str | Path, file: str) -> Path | None:

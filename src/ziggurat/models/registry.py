@@ -76,7 +76,8 @@ def create_model(
     if name.startswith("timm/"):
         name = name.removeprefix("timm/")
         if not is_model(name):
-            raise ValueError(unknown(name, timm.list_models()))
+            names = [f"timm/{known}" for known in timm.list_models()]
+            raise ValueError(unknown(f"timm/{name}", names, "timm.list_models()"))
         return timms(name, pretrained, overrides)
     if name in BUILDERS:
         return BUILDERS[name](pretrained=pretrained, **overrides)
@@ -102,10 +103,10 @@ def family_of(name: str) -> type[Backbone]:
     return next(model for family, model in FAMILIES.items() if name in family.VARIANTS)
 
 
-def unknown(name: str, known: list[str]) -> str:
+def unknown(name: str, known: list[str], lister: str = "ziggurat models") -> str:
     """What to say of a name that nothing has."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "`ziggurat models` lists them"
+    hint = f"did you mean {near[0]!r}?" if near else f"`{lister}` lists them"
     return f"no model is called {name!r}: {hint}"
 
 
