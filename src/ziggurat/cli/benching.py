@@ -96,8 +96,8 @@ def tables(measured: dict[str, Any]) -> Iterator[Any]:
             yield made
     yield (
         "params in millions; FLOPs (multiply-adds of an image) in billions; ms a batch, median and "
-        "p95; MiB beside weights, optimiser and images; peak: share of what a large matrix "
-        f"product does; speed: {measured['against']} = 1, and the middle half of "
+        "p95; MiB beside weights, optimiser and images; peak: share of what a matrix "
+        f"product does at best; speed: {measured['against']} = 1, and the middle half of "
         f"{measured['rounds']} rounds"
     )
 

@@ -22,7 +22,11 @@ Key = TypeVar("Key", bound=Hashable)
 TURN = 0.2  # seconds: as many passes as fit are one turn, and at least one is
 MOST = 100  # passes of a turn
 REST = 0.02  # seconds between turns, in which the threads of the last one stop to spin
-SIDES = {"cpu": (1024, 1536, 2048), "cuda": (4096, 8192)}  # of the products of the peak
+SIDES = {  # of the products of the peak: small ones, too, where others have most of the cache
+    "cpu": (384, 768, 1024, 1536, 2048),
+    "cuda": (4096, 8192),
+}
+CHOICE = 0.05  # seconds of a turn of each of them
 LR = 1e-4  # of a training step: its value costs nothing
 
 
@@ -162,7 +166,7 @@ def training(
 
 
 class Product(NamedTuple):
-    """A large matrix product: the most that a machine does in a second."""
+    """A matrix product: the most that a machine does in a second."""
 
     run: Run
     flops: int
@@ -178,5 +182,6 @@ def product(side: int, dtype: torch.dtype, device: str) -> Product:
 def fastest_product(dtype: torch.dtype, device: str = "cpu") -> Product:
     """The one of ``SIDES`` that does most in a second, on as many threads as models have."""
     tried = {side: product(side, dtype, device) for side in SIDES[device]}
-    spent = interleaved({side: one.run for side, one in tried.items()}, 3, device=device, turn=0)
+    runs = {side: one.run for side, one in tried.items()}
+    spent = interleaved(runs, 3, device=device, turn=CHOICE)
     return max(tried.values(), key=lambda p: p.flops / min(t.seconds for t in spent[p.side]))
