@@ -88,3 +88,6 @@ def test_the_peak_is_of_the_best_product(monkeypatch: pytest.MonkeyPatch) -> Non
     best = bench.fastest_product(torch.float32)
     assert best.side == 256  # a tiny one is all overhead
     assert best.flops == 2 * 256**3
+    tried = bench.products(torch.float32)
+    turns = {8: Turn([1e-6], 0), 256: Turn([0.1], 0)}
+    assert bench.best_product(tried, turns) == (pytest.approx(2 * 8**3 * 1e6), 8)

@@ -179,9 +179,20 @@ def product(side: int, dtype: torch.dtype, device: str) -> Product:
     return Product(lambda: torch.mm(left, right, out=out), 2 * side**3, side)
 
 
+def products(dtype: torch.dtype, device: str = "cpu") -> dict[int, Product]:
+    """Those of ``SIDES``, by side: which of them does most in a second may change by the minute."""
+    return {side: product(side, dtype, device) for side in SIDES[device]}
+
+
+def best_product(tried: Mapping[int, Product], turns: Mapping[int, Turn]) -> tuple[float, int]:
+    """FLOPs a second of the best of one round, and its side."""
+    return max((one.flops / turns[side].seconds, side) for side, one in tried.items())
+
+
 def fastest_product(dtype: torch.dtype, device: str = "cpu") -> Product:
-    """The one of ``SIDES`` that does most in a second, on as many threads as models have."""
-    tried = {side: product(side, dtype, device) for side in SIDES[device]}
+    """The one that does most in a second, on as many threads as models have."""
+    tried = products(dtype, device)
     runs = {side: one.run for side, one in tried.items()}
     spent = interleaved(runs, 3, device=device, turn=CHOICE)
-    return max(tried.values(), key=lambda p: p.flops / min(t.seconds for t in spent[p.side]))
+    rounds = [best_product(tried, {side: spent[side][i] for side in tried}) for i in range(3)]
+    return tried[max(rounds)[1]]

@@ -77,8 +77,9 @@ def contest(wanted: Wanted, tick: bench.Tick | None = None) -> dict[str, Any]:
     torch.manual_seed(SEED)
     notes: list[str] = []
     fields = [entries(names, size, wanted, notes) for size in wanted.sizes]
-    products = {name: bench.fastest_product(DTYPES[name], device) for name in wanted.dtypes}
-    turns = (len(names) * len(wanted.backends) + 1) * len(wanted.dtypes) * (wanted.rounds + 1)
+    products = {name: bench.products(DTYPES[name], device) for name in wanted.dtypes}
+    cases = len(names) * len(wanted.backends) + len(bench.SIDES[device])
+    turns = cases * len(wanted.dtypes) * (wanted.rounds + 1)
     rows: list[dict[str, Any]] = []
     groups = [(field, batch) for field in fields for batch in wanted.batches]
     for i, (field, batch) in enumerate(groups):
@@ -186,17 +187,27 @@ class Candidates:
 
 
 def group(
-    candidates: Candidates, products: Mapping[str, bench.Product], tick: bench.Tick
+    candidates: Candidates, products: Mapping[str, Mapping[int, bench.Product]], tick: bench.Tick
 ) -> list[dict[str, Any]]:
-    """Every case and the machine's product by turns: a row for each."""
+    """Every case and the machine's products by turns: a row for each, and for their best."""
     wanted = candidates.wanted
-    machine = {Case(PEAK, "", dtype): product.run for dtype, product in products.items()}
+    machine = {
+        Case(PEAK, str(side), dtype): product.run
+        for dtype, sides in products.items()
+        for side, product in sides.items()
+    }
     runs = {**candidates.runs, **machine}
     spent = bench.interleaved(runs, wanted.rounds, tick, candidates.device, least=LEAST)
-    rows = [
-        peak_row(product, spent[Case(PEAK, "", dtype)], dtype, candidates)
-        for dtype, product in products.items()
-    ]
+    peaks = {
+        dtype: [
+            bench.best_product(
+                sides, {side: spent[Case(PEAK, str(side), dtype)][i] for side in sides}
+            )
+            for i in range(wanted.rounds)
+        ]
+        for dtype, sides in products.items()
+    }
+    rows = [peak_row(found, dtype, candidates) for dtype, found in peaks.items()]
     for case, run in candidates.runs.items():
         first = case._replace(backend=wanted.backends[0], dtype=wanted.dtypes[0])
         reference = wanted.against or candidates.field[0].name
@@ -205,10 +216,7 @@ def group(
             candidates.entries[case].cost.macs * (1 if wanted.mode == "infer" else 3),
             candidates.batch,
             spent[case],
-            [
-                products[case.dtype].flops / turn.seconds
-                for turn in spent[Case(PEAK, "", case.dtype)]
-            ],
+            [speed for speed, _ in peaks[case.dtype]],
         )
         row["memory_mib"] = None if memory is None else round(memory / 2**20, 1)
         row["speed"] = bench.ratio(spent[case._replace(name=reference)], spent[case]).rounded()
@@ -235,7 +243,7 @@ def about(entry: Entry, case: Case, batch: int) -> dict[str, Any]:
 def times(
     macs: int, batch: int, turns: Sequence[bench.Turn], peaks: Sequence[float]
 ) -> dict[str, Any]:
-    """What the clock says; ``peaks`` are the FLOPs a second of the product in each round."""
+    """What the clock says; ``peaks`` are the FLOPs a second of the best product in each round."""
     passes = [seconds for turn in turns for seconds in turn.passes]
     shares = [
         2 * macs * batch / turn.seconds / peak for turn, peak in zip(turns, peaks, strict=True)
@@ -254,14 +262,12 @@ def late(passes: Sequence[float]) -> float | None:
     return None if len(passes) < ENOUGH else round(1000 * float(np.percentile(passes, 95)), 3)
 
 
-def peak_row(
-    product: bench.Product, turns: Sequence[bench.Turn], dtype: str, beside: Candidates
-) -> dict[str, Any]:
-    """The machine's own, beside models of one batch and of these sizes."""
-    speed = bench.spread([product.flops / turn.seconds / 1e9 for turn in turns]).rounded(1)
+def peak_row(best: Sequence[tuple[float, int]], dtype: str, beside: Candidates) -> dict[str, Any]:
+    """The machine's own, beside models of one batch and of these sizes: each round's best."""
+    speed = bench.spread([each / 1e9 for each, _ in best]).rounded(1)
     return {
         "model": PEAK,
-        "side": product.side,
+        "side": statistics.mode(side for _, side in best),
         "dtype": dtype,
         "batch": beside.batch,
         "sizes": sorted({entry.size for entry in beside.field}),
