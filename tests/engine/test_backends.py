@@ -149,7 +149,9 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
         runner(Odd(), "openvino")
 
 
-def test_one_image_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_image_and_a_known_number_have_graphs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each is compiled once, when it is needed."""
     openvino, shapes = graph.openvino(), []
     compile_model = openvino.Core.compile_model
@@ -160,11 +162,14 @@ def test_one_image_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(openvino.Core, "compile_model", watched)
     model = shallow("hvt_ti_2")
-    run = runner(model, "openvino")
     height, width = model.img_size
-    for count in (1, 3, 1, 2):
-        assert run(torch.randn(count, 3, height, width)).shape == (count, model.num_classes)
-    assert shapes == [f"[1,3,{height},{width}]", f"[?,3,{height},{width}]"]
+    for batch, counts, wanted in ((None, (1, 3, 1, 2), "1?"), (3, (3, 1, 2, 4, 3), "31?")):
+        run = runner(model, "openvino", batch=batch)
+        for count in counts:
+            images = torch.randn(count, 3, height, width)
+            torch.testing.assert_close(run(images), model(images), rtol=1e-4, atol=1e-5)
+        assert shapes == [f"[{count},3,{height},{width}]" for count in wanted]
+        shapes.clear()
 
 
 def test_norms_on_a_grid_become_norms_in_a_row_of_the_same_numbers() -> None:

@@ -27,3 +27,10 @@ def test_tokens_of_a_window_are_neighbours_row_by_row() -> None:
     x = torch.arange(16.0).reshape(1, 4, 4, 1)
     assert windows.split(x, 2, 2)[1].flatten().tolist() == [2, 3, 6, 7]
     assert torch.equal(windows.join(windows.split(x, 2, 2), 2, 2, 2, 2), x)
+
+
+def test_a_whole_map_is_not_cut_for_others_would_copy_it() -> None:
+    x = torch.randn(2, 8, 12, 3)
+    (whole,) = windows.pieces(x, [8], [12])
+    assert whole is x
+    assert [tuple(piece.shape[1:3]) for piece in windows.pieces(x, [8], [7, 5])] == [(8, 7), (8, 5)]

@@ -72,7 +72,12 @@ def bands(length: int, side: int) -> list[Band]:
 
 
 def pieces(x: Tensor, heights: list[int], widths: list[int]) -> list[Tensor]:
-    """Cut (B, H, W, C) into rectangles, row by row."""
+    """Cut (B, H, W, C) into rectangles, row by row.
+
+    One that is all of it is not cut: others than torch would copy it.
+    """
+    if len(heights) == len(widths) == 1:
+        return [x]
     return [piece for band in x.split(heights, 1) for piece in band.split(widths, 2)]
 
 

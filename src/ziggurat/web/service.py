@@ -159,7 +159,7 @@ class Served:
     async def warm(self) -> None:
         """The first calls, which can take long, before anybody waits for them."""
         blank = torch.zeros(self.model.classifier.shape, dtype=torch.uint8)
-        for count in {1, self.limits.batch}:
+        for count in {1, min(2, self.limits.batch), self.limits.batch}:  # 2: any other number
             await self.predict([blank] * count)
 
 
