@@ -38,7 +38,7 @@ DIGITS: dict[str, Any] = dict(
 MODELS = {"digits": ("nest_tiny_cifar", DIGITS), "rest_lite": ("rest_lite", {})}  # light, heavy
 CLIENTS, SECONDS, ROUNDS, FUZZ = 32, 5.0, 3, 10_000
 BATCH, QUEUE, SHARE = 16, 1024, 0.8  # a queue of some seconds, well below the time-out
-SUSTAINED = 3  # times as long as the other loads
+SUSTAINED = 12  # times as long as the other loads: a minute
 RATES = ("twice_one_client", "most_of_batches")
 DONE = 'ziggurat_request_seconds_count{route="/api/predict"}'
 

@@ -74,7 +74,7 @@ def test_bfloat16_is_close_and_answers_in_float32() -> None:
 
 
 def test_openvino_is_told_to_stay_in_float32() -> None:
-    assert backends.settings(torch.float32)["INFERENCE_PRECISION_HINT"] == "f32"
+    assert backends.settings(torch.float32, 2, 1)["INFERENCE_PRECISION_HINT"] == "f32"
 
 
 def test_openvino_sends_no_statistics() -> None:
@@ -149,27 +149,36 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
         runner(Odd(), "openvino")
 
 
-def test_one_image_and_a_known_number_have_graphs_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("threads", "counts", "wanted"),
+    [
+        (1, (3, 1), ["[1] 1"]),
+        (2, (1, 5, 2), ["[1] 1", "[1] 2"]),
+        (4, (9, 3, 1, 6), ["[1] 4", "[1] 1", "[?] 1"]),
+    ],
+)
+def test_each_thread_of_openvino_takes_an_image_and_all_what_is_left(
+    threads: int, counts: tuple[int, ...], wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is compiled once, when it is needed."""
-    openvino, shapes = graph.openvino(), []
+    """Each graph is compiled once, when it is needed; answers are in the order of the images."""
+    openvino, made = graph.openvino(), []
     compile_model = openvino.Core.compile_model
 
-    def watched(core: Any, made: Any, *rest: Any) -> Any:
-        shapes.append(str(made.inputs[0].partial_shape))
-        return compile_model(core, made, *rest)
+    def watched(core: Any, model: Any, device: str, told: dict[str, Any]) -> Any:
+        assert told["INFERENCE_NUM_THREADS"] == threads
+        made.append(f"[{model.inputs[0].partial_shape[0]}] {told['NUM_STREAMS']}")
+        return compile_model(core, model, device, told)
 
     monkeypatch.setattr(openvino.Core, "compile_model", watched)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(backends, "AHEAD", 1)
     model = shallow("hvt_ti_2")
-    height, width = model.img_size
-    for batch, counts, wanted in ((None, (1, 3, 1, 2), "1?"), (3, (3, 1, 2, 4, 3), "31?")):
-        run = runner(model, "openvino", batch=batch)
-        for count in counts:
-            images = torch.randn(count, 3, height, width)
+    run = runner(model, "openvino")
+    for count in counts:
+        images = torch.randn(count, 3, *model.img_size)
+        with torch.no_grad():
             torch.testing.assert_close(run(images), model(images), rtol=1e-4, atol=1e-5)
-        assert shapes == [f"[{count},3,{height},{width}]" for count in wanted]
-        shapes.clear()
+    assert made == wanted
 
 
 def test_norms_on_a_grid_become_norms_in_a_row_of_the_same_numbers() -> None:

@@ -35,8 +35,8 @@ def serve(args: argparse.Namespace) -> int:
         raise ImportError(f"serving needs {error.name}: pip install 'ziggurat[serve]'") from None
     warnings.filterwarnings("ignore", module="PIL")  # one for each way a file can be damaged
     with listening(args.host, args.port) as opened:
-        given, how = args.checkpoints, (args.backend, args.batch)
-        models = loaded(given, *how) if given else found(*how)
+        given = args.checkpoints
+        models = loaded(given, args.backend) if given else found(args.backend)
         app = application(
             models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
         )
@@ -82,31 +82,28 @@ def place(host: str, port: int) -> Iterator[None]:
         raise OSError(f"cannot serve at {host}, port {port}: {error.strerror} ({hint})") from None
 
 
-def loaded(sources: Sequence[str], backend: str, batch: int) -> dict[str, "Explainer"]:
+def loaded(sources: Sequence[str], backend: str) -> dict[str, "Explainer"]:
     """Models by the names that visitors choose from: the shortest that tell them apart."""
     from ziggurat.engine.explain import Explainer
     from ziggurat.engine.runs import titles
 
     folders = [source for source in sources if Path(source).is_dir()]
     named = dict(zip(folders, titles(list(map(Path, folders))), strict=True)) if folders else {}
-    models = {
-        named.get(source, source): Explainer(source, backend=backend, batch=batch)
-        for source in sources
-    }
+    models = {named.get(source, source): Explainer(source, backend=backend) for source in sources}
     for name, model in models.items():
         if not model.methods:
             raise ValueError(f"{name} cannot be explained by any method")
     return models
 
 
-def found(backend: str, batch: int) -> dict[str, "Explainer"]:
+def found(backend: str) -> dict[str, "Explainer"]:
     """The classifiers of the runs there are; others are told of and left out."""
     from ziggurat.models.pretrained import CONFIG
 
     models: dict[str, Explainer] = {}
     for folder in sorted(config.parent for config in RUNS.glob(f"*/{CONFIG}")):
         try:
-            models |= loaded([str(folder)], backend, batch)
+            models |= loaded([str(folder)], backend)
         except ValueError as error:
             print(f"ziggurat: {folder} is left out: {error}", file=sys.stderr)
     if not models:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ BACKENDS = {
     "onnx": "ONNX Runtime, on the CPU",
     "openvino": "OpenVINO, on the CPU",
 }
+AHEAD = 16  # images that OpenVINO is given for each thread, before one is waited for
 
 
 class Runner:
@@ -77,14 +79,12 @@ def runner(
     backend: str,
     img_size: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
-    batch: int | None = None,
 ) -> Runner:
     """``model``, put into evaluation, on a backend.
 
     ``img_size`` is that of the images, the model's own if not given: ONNX Runtime and OpenVINO
     take no other. ``dtype`` is float32, or bfloat16 for matrix products, where images and answers
-    stay in float32. ``batch`` is how many images most calls will have, if that is known: OpenVINO
-    is faster then. What is done to the model later, only ``eager`` and ``compile`` may see.
+    stay in float32. What is done to the model later, only ``eager`` and ``compile`` may see.
     """
     if reason := missing(backend):
         raise ImportError(reason)
@@ -110,7 +110,7 @@ def runner(
             made = graph.onnx_model(graph.traced(model, img_size))
             run = by_onnx(made.SerializeToString())
         case _:
-            run = by_openvino(graph.openvino_model(graph.traced(model, img_size)), dtype, batch)
+            run = by_openvino(graph.openvino_model(graph.traced(model, img_size)), dtype)
     return Runner(backend, fitting(run, graph.example(model, img_size).shape[1:], backend))
 
 
@@ -140,41 +140,59 @@ def by_onnx(made: str | bytes) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def by_openvino(
-    made: Any, dtype: torch.dtype = torch.float32, batch: int | None = None
-) -> Callable[[Tensor], Tensor]:
+def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """A model of OpenVINO, or the path of one, on as many threads as torch.
 
-    One image, on which somebody waits, has a graph of its own, and so have ``batch`` of them: with
-    all sizes known OpenVINO lays out memory once, takes kernels that it does not have for any
-    number, and gives a convolution's map to tokens without moving it.
+    Of as many images as there are threads each thread computes one: it waits for no other, and has
+    the cache to itself. All threads share what is left over, or one image, on which somebody waits.
+    One image has a graph of its own: with all sizes known OpenVINO lays out memory once, and takes
+    kernels that it does not have for any number.
     """
-    core, told = graph.openvino().Core(), settings(dtype)
+    core, threads = graph.openvino().Core(), torch.get_num_threads()
     anything = core.read_model(made) if isinstance(made, str | Path) else made
+    requests: list[Any] = []
 
     @cache
-    def compiled(count: int | None) -> Any:
-        chosen = anything.clone() if count else anything
-        if count:
-            chosen.reshape([count, *list(chosen.inputs[0].partial_shape)[1:]])
-        return core.compile_model(chosen, "CPU", told)
+    def compiled(single: bool, streams: int) -> Any:
+        chosen = anything.clone() if single else anything
+        if single:
+            chosen.reshape([1, *list(chosen.inputs[0].partial_shape)[1:]])
+        return core.compile_model(chosen, "CPU", settings(dtype, threads, streams))
+
+    def one_by_one(images: np.ndarray) -> list[np.ndarray]:
+        while len(requests) < len(images):
+            requests.append(compiled(True, threads).create_infer_request())
+        begun = requests[: len(images)]
+        for i, request in enumerate(begun):
+            request.start_async([images[i : i + 1]], share_inputs=True)
+        for request in begun:
+            request.wait()
+        return [request.get_output_tensor().data.copy() for request in begun]
 
     def run(images: Tensor) -> Tensor:
-        own = len(images) if len(images) in (1, batch) else None
-        return torch.from_numpy(compiled(own)(images.contiguous().numpy())[0])
+        given = images.contiguous().numpy()
+        even = len(given) - len(given) % threads
+        found = []
+        for i in range(0, even, AHEAD * threads):
+            found += one_by_one(given[i : min(i + AHEAD * threads, even)])
+        if even < len(given) or not even:
+            rest = given[even:]
+            found.append(compiled(len(rest) == 1, 1)(rest)[0])
+        return torch.from_numpy(np.concatenate(found))
 
     return run
 
 
-def settings(dtype: torch.dtype) -> dict[str, Any]:
+def settings(dtype: torch.dtype, threads: int, streams: int) -> dict[str, Any]:
     """What OpenVINO is told: left alone it may take bfloat16, and pins its threads to cores.
 
     Two processes with a thread each would share one core.
     """
     return {
         "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
         "ENABLE_CPU_PINNING": False,
     }
 

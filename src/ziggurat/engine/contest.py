@@ -180,7 +180,7 @@ class Candidates:
         model, dtype = copy.deepcopy(entry.model).to(self.device), DTYPES[case.dtype]
         if self.wanted.mode == "infer":
             size = entry.size, entry.size
-            return partial(backends.runner(model, case.backend, size, dtype, self.batch), images)
+            return partial(backends.runner(model, case.backend, size, dtype), images)
         if case.backend == "compile":
             model.compile()
         return bench.training(model, images, dtype)

@@ -31,18 +31,14 @@ class Explainer:
     Explainer("runs/digits")("a.png", method="gradcat", top=4)
 
     ``source`` is a run's folder, a hub id, a model at hand, or a model's name and its weights:
-    ``timm/resnet50:published``, ``timm/NAME:package:NAME``. ``backend`` and ``batch`` are its
-    classifier's; explanations need gradients, and torch.
+    ``timm/resnet50:published``, ``timm/NAME:package:NAME``. ``backend`` is its classifier's;
+    explanations need gradients, and torch.
     """
 
     def __init__(
-        self,
-        source: str | Path | Any,
-        device: str | None = None,
-        backend: str = "eager",
-        batch: int | None = None,
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
     ) -> None:
-        self.classifier = Classifier(source, device, backend, batch)
+        self.classifier = Classifier(source, device, backend)
         self.model = twin(self.classifier.model)
         self.classes = self.classifier.classes
         self.methods = tuple(name for name in METHODS if reason(self.model, name) is None)

@@ -41,15 +41,11 @@ class Classifier:
     Classifier("runs/digits")(["a.png", "b.png"])
 
     ``source`` is what ``opened`` takes. It runs on ``backend``, one of ``engine.backends`` or
-    ``auto``, the fastest there is here. ``batch`` is what ``runner`` may be told.
+    ``auto``, the fastest there is here.
     """
 
     def __init__(
-        self,
-        source: str | Path | Any,
-        device: str | None = None,
-        backend: str = "eager",
-        batch: int | None = None,
+        self, source: str | Path | Any, device: str | None = None, backend: str = "eager"
     ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = opened(source)
@@ -69,7 +65,7 @@ class Classifier:
         self.classes: tuple[str, ...] = tuple(names)
         backend = fastest(self.device) if backend == "auto" else backend
         _, height, width = self.shape
-        self.runner = runner(self.model, backend, (height, width), batch=batch)
+        self.runner = runner(self.model, backend, (height, width))
 
     def __call__(
         self, images: Iterable[str | Path | Image.Image], top: int = 5, batch: int = 32
