@@ -1,5 +1,6 @@
 """Every backend says what the model says."""
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -149,6 +150,21 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
         runner(Odd(), "openvino")
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of each graph that OpenVINO compiles: how many images it takes, and its streams."""
+    openvino, made = graph.openvino(), []
+    compile_model = openvino.Core.compile_model
+
+    def watched(core: Any, model: Any, device: str, told: dict[str, Any]) -> Any:
+        assert told["INFERENCE_NUM_THREADS"] == torch.get_num_threads()
+        made.append(f"[{model.inputs[0].partial_shape[0]}] {told['NUM_STREAMS']}")
+        return compile_model(core, model, device, told)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", watched)
+    return made
+
+
 @pytest.mark.parametrize(
     ("threads", "counts", "wanted"),
     [
@@ -158,27 +174,39 @@ def test_a_model_that_cannot_be_traced_is_named() -> None:
     ],
 )
 def test_each_thread_of_openvino_takes_an_image_and_all_what_is_left(
-    threads: int, counts: tuple[int, ...], wanted: list[str], monkeypatch: pytest.MonkeyPatch
+    threads: int,
+    counts: tuple[int, ...],
+    wanted: list[str],
+    compiled: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each graph is compiled once, when it is needed; answers are in the order of the images."""
-    openvino, made = graph.openvino(), []
-    compile_model = openvino.Core.compile_model
-
-    def watched(core: Any, model: Any, device: str, told: dict[str, Any]) -> Any:
-        assert told["INFERENCE_NUM_THREADS"] == threads
-        made.append(f"[{model.inputs[0].partial_shape[0]}] {told['NUM_STREAMS']}")
-        return compile_model(core, model, device, told)
-
-    monkeypatch.setattr(openvino.Core, "compile_model", watched)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(backends, "AHEAD", 1)
+    monkeypatch.setattr(backends, "LIGHT", 2**20)
     model = shallow("hvt_ti_2")
     run = runner(model, "openvino")
     for count in counts:
         images = torch.randn(count, 3, *model.img_size)
         with torch.no_grad():
             torch.testing.assert_close(run(images), model(images), rtol=1e-4, atol=1e-5)
-    assert made == wanted
+    assert compiled == wanted
+
+
+def test_light_work_is_not_given_out(compiled: list[str]) -> None:
+    """What a small model does with many images, all threads do together."""
+    model = shallow("hvt_ti_2")
+    runner(model, "openvino")(torch.randn(8, 3, *model.img_size))
+    assert compiled == ["[?] 1"]
+
+
+def test_multiply_adds_of_a_graph_are_counted() -> None:
+    layers = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+    model = nn.Sequential(*layers, nn.Flatten(2), nn.Linear(16, 5))
+    made = graph.openvino_model(graph.traced(model, (8, 8)))
+    assert backends.multiplications(made) == math.inf
+    made.reshape([2, 3, 8, 8])
+    assert backends.multiplications(made) == 2 * (64 * 12 + 64 * 9 + 20 * 16)
 
 
 def test_norms_on_a_grid_become_norms_in_a_row_of_the_same_numbers() -> None:

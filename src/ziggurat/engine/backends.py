@@ -7,6 +7,7 @@ How fast ours are on each, on a CPU in float32: see the README.
 """
 
 import importlib.util
+import math
 import os
 import shutil
 import threading
@@ -28,6 +29,7 @@ BACKENDS = {
     "openvino": "OpenVINO, on the CPU",
 }
 AHEAD = 16  # images that OpenVINO is given for each thread, before one is waited for
+LIGHT = 2**27  # multiply-adds of an image, below which giving them out costs more than it saves
 
 
 class Runner:
@@ -144,19 +146,20 @@ def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tens
     """A model of OpenVINO, or the path of one, on as many threads as torch.
 
     Of as many images as there are threads each thread computes one: it waits for no other, and has
-    the cache to itself. All threads share what is left over, or one image, on which somebody waits.
-    One image has a graph of its own: with all sizes known OpenVINO lays out memory once, and takes
-    kernels that it does not have for any number.
+    the cache to itself. All threads share what is left over, one image, on which somebody waits,
+    and images for which a model has little to do. One image has a graph of its own: with all sizes
+    known OpenVINO lays out memory once, and takes kernels that it does not have for any number.
     """
     core, threads = graph.openvino().Core(), torch.get_num_threads()
     anything = core.read_model(made) if isinstance(made, str | Path) else made
+    alone = anything.clone()  # a graph for one image
+    alone.reshape([1, *list(alone.inputs[0].partial_shape)[1:]])
+    heavy = multiplications(alone) >= LIGHT
     requests: list[Any] = []
 
     @cache
     def compiled(single: bool, streams: int) -> Any:
-        chosen = anything.clone() if single else anything
-        if single:
-            chosen.reshape([1, *list(chosen.inputs[0].partial_shape)[1:]])
+        chosen = alone if single else anything
         return core.compile_model(chosen, "CPU", settings(dtype, threads, streams))
 
     def one_by_one(images: np.ndarray) -> list[np.ndarray]:
@@ -171,7 +174,7 @@ def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tens
 
     def run(images: Tensor) -> Tensor:
         given = images.contiguous().numpy()
-        even = len(given) - len(given) % threads
+        even = len(given) - len(given) % threads if heavy else 0
         found = []
         for i in range(0, even, AHEAD * threads):
             found += one_by_one(given[i : min(i + AHEAD * threads, even)])
@@ -181,6 +184,21 @@ def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tens
         return torch.from_numpy(np.concatenate(found))
 
     return run
+
+
+def multiplications(made: Any) -> float:
+    """Multiply-adds of an OpenVINO graph's layers, attention's own left out; no end: not known."""
+    found = 0
+    for op in made.get_ops():
+        kind = op.get_type_name()
+        if kind in ("MatMul", "Convolution", "GroupConvolution"):
+            if any(value.partial_shape.is_dynamic for value in (*op.input_values(), op.output(0))):
+                return math.inf
+            given, weights = (list(value.shape) for value in op.input_values())
+            inner = given[-2 if op.get_attributes().get("transpose_a") else -1 :][:1]
+            each = {"MatMul": inner, "Convolution": weights[1:]}.get(kind, weights[2:])
+            found += math.prod(op.output(0).shape) * math.prod(each)
+    return found
 
 
 def settings(dtype: torch.dtype, threads: int, streams: int) -> dict[str, Any]:
