@@ -29,7 +29,7 @@ BACKENDS = {
     "openvino": "OpenVINO, on the CPU",
 }
 AHEAD = 16  # images that OpenVINO is given for each thread, before one is waited for
-LIGHT = 2**27  # multiply-adds of an image, below which giving them out costs more than it saves
+LIGHT = 2**24  # multiply-adds of an image, below which threads cost more than they save
 
 
 class Runner:
@@ -146,15 +146,16 @@ def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tens
     """A model of OpenVINO, or the path of one, on as many threads as torch.
 
     Of as many images as there are threads each thread computes one: it waits for no other, and has
-    the cache to itself. All threads share what is left over, one image, on which somebody waits,
-    and images for which a model has little to do. One image has a graph of its own: with all sizes
-    known OpenVINO lays out memory once, and takes kernels that it does not have for any number.
+    the cache to itself. All threads share what is left over, or one image, on which somebody waits.
+    A light model does all on one thread. One image has a graph of its own: with all sizes known
+    OpenVINO lays out memory once, and takes kernels that it does not have for any number.
     """
-    core, threads = graph.openvino().Core(), torch.get_num_threads()
+    core = graph.openvino().Core()
     anything = core.read_model(made) if isinstance(made, str | Path) else made
     alone = anything.clone()  # a graph for one image
     alone.reshape([1, *list(alone.inputs[0].partial_shape)[1:]])
     heavy = multiplications(alone) >= LIGHT
+    threads = torch.get_num_threads() if heavy else 1
     requests: list[Any] = []
 
     @cache
