@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +29,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+RAW = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+OWN = {name for name, _ in RAW}
 LINGER, LEFT = 2.0, 20_000_000  # seconds and bytes that are still read after a refusal
 GONE = 499  # what proxies write down for a visitor who did not wait
 
@@ -92,10 +94,10 @@ class Exchange:
         """Part of the answer; its end is held back while some of the request is unread."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers.update(HEADERS)
+            headers = [pair for pair in message.get("headers", ()) if pair[0] not in OWN] + RAW
             if self.unread or self.service.status == "stopping":
-                headers["Connection"] = "close"
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
             self.finished = not message.get("more_body")
             if self.finished:  # who has all of it may ask again at once
@@ -179,13 +181,13 @@ class Guard:
         seconds = self.service.limits.seconds
         work = asyncio.ensure_future(self.app(scope, exchange.receive, exchange.send))
         gone = asyncio.ensure_future(exchange.gone())
-        refusal = said(503, "the server stops")  # if this is cancelled
+        refusal = 503, "the server stops"  # if this is cancelled
         try:
             await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if exchange.unread:
-                refusal = said(408, f"the request did not come within {seconds:.3g} s")
+                refusal = 408, f"the request did not come within {seconds:.3g} s"
             else:
-                refusal = said(504, f"there was no answer within {seconds:.3g} s")
+                refusal = 504, f"there was no answer within {seconds:.3g} s"
         except asyncio.CancelledError:
             if work.done():
                 raise
@@ -198,4 +200,4 @@ class Guard:
             with suppress(ClientDisconnect):
                 work.result()  # raises what it raised
         elif not exchange.left.is_set() and not exchange.status:
-            await refusal(scope, exchange.receive, exchange.send)
+            await said(*refusal)(scope, exchange.receive, exchange.send)

@@ -6,6 +6,7 @@ its turn, by its visitor or because its time is over, is dropped.
 """
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -29,13 +30,9 @@ from ziggurat.web.answers import (
     About,
     Answer,
     ExampleImage,
-    Guess,
     Limits,
     Method,
     Model,
-    Prediction,
-    Predictions,
-    Timing,
     answer,
     as_png,
 )
@@ -236,16 +233,18 @@ class Service:
         began = time.perf_counter()
         rows = await one.predict(pixels)
         likeliest = [one.model.classifier.guesses(row.probabilities, asked.top) for row in rows]
-        found = Predictions(
-            model=one.name,
-            images=[Prediction(top=[Guess(**g._asdict()) for g in top]) for top in likeliest],
-            timing=Timing(
-                waiting=round(1e3 * max(row.began - began for row in rows), 3),
-                model=round(1e3 * max(row.seconds for row in rows), 3),
-                batch=max(row.batch for row in rows),
-            ),
+        found = {  # Predictions, not checked again: this is for every request
+            "model": one.name,
+            "images": [{"top": [guess._asdict() for guess in top]} for top in likeliest],
+            "timing": {
+                "waiting": round(1e3 * max(row.began - began for row in rows), 3),
+                "model": round(1e3 * max(row.seconds for row in rows), 3),
+                "batch": max(row.batch for row in rows),
+            },
+        }
+        return Response(
+            json.dumps(found, ensure_ascii=False, allow_nan=False), media_type="application/json"
         )
-        return Response(found.model_dump_json(), media_type="application/json")  # checked once
 
     async def explain(
         self, image: Upload, model: Called, method: Ways, classes: Numbers, top: Top = 5
