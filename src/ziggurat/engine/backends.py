@@ -155,13 +155,14 @@ def by_openvino(made: Any, dtype: torch.dtype = torch.float32) -> Callable[[Tens
     alone = anything.clone()  # a graph for one image
     alone.reshape([1, *list(alone.inputs[0].partial_shape)[1:]])
     heavy = multiplications(alone) >= LIGHT
+    int8 = any(op.get_type_name() == "FakeQuantize" for op in alone.get_ops())
     threads = torch.get_num_threads() if heavy else 1
     requests: list[Any] = []
 
     @cache
     def compiled(single: bool, streams: int) -> Any:
         chosen = alone if single else anything
-        return core.compile_model(chosen, "CPU", settings(dtype, threads, streams))
+        return core.compile_model(chosen, "CPU", settings(dtype, threads, streams, int8))
 
     def one_by_one(images: np.ndarray) -> list[np.ndarray]:
         while len(requests) < len(images):
@@ -202,12 +203,14 @@ def multiplications(made: Any) -> float:
     return found
 
 
-def settings(dtype: torch.dtype, threads: int, streams: int) -> dict[str, Any]:
+def settings(dtype: torch.dtype, threads: int, streams: int, int8: bool = False) -> dict[str, Any]:
     """What OpenVINO is told: left alone it may take bfloat16, and pins its threads to cores.
 
-    Two processes with a thread each would share one core.
+    Two processes with a thread each would share one core. What it makes of int8 attention for one
+    thread (snippets) writes beyond its memory: RegionViT-S ended the process (OpenVINO 2026.4).
     """
-    return {
+    alone = {"SNIPPETS_MODE": "DISABLE"} if int8 and threads == streams else {}
+    return alone | {
         "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "INFERENCE_NUM_THREADS": threads,

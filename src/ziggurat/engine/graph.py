@@ -212,13 +212,19 @@ def made_of_tables(model: nn.Module, images: Tensor | None) -> Iterator[None]:
 
 
 def onnx_model(program: ExportedProgram) -> Any:
-    """The graph as an ``onnx.ModelProto``."""
+    """The graph as an ``onnx.ModelProto``.
+
+    torch folds no transpose of a weight that two products share while there is one for each; then
+    it makes them one. Asked again, it folds this, too: what is transposed in the graph, nncf would
+    leave in float32.
+    """
     need("onnx")
     with quiet():
         made = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT]
         )
-    assert made is not None
+        assert made is not None
+        made.optimize()
     return made.model_proto
 
 
