@@ -183,9 +183,16 @@ async def closed_loop(
 
 
 def by_wrk(
-    address: Address, requests: Sequence[bytes], clients: int, seconds: float
+    address: Address,
+    requests: Sequence[bytes],
+    clients: int,
+    seconds: float,
+    rate: float = 0,
 ) -> dict[str, Any] | None:
-    """The same by wrk, a second opinion that costs the machine less; None if it is not there."""
+    """The same by wrk, which costs the machine less; None if it is not there.
+
+    With a ``rate`` requests come when they are due, while there are clients that do not wait.
+    """
     if shutil.which("wrk") is None:
         print("wrk is not there to ask, too: apt install wrk", flush=True)
         return None
@@ -193,34 +200,12 @@ def by_wrk(
         files = [Path(place) / str(number) for number in range(len(requests))]
         for file, contents in zip(files, requests, strict=True):
             file.write_bytes(contents)
-        words = ["wrk", "-t1", f"-c{clients}", f"-d{math.ceil(seconds)}s", "-s", str(WRK)]
-        words += [f"http://{address.host}:{address.port}", "--", *map(str, files)]
+        words = ["wrk", "-t1", f"-c{clients}", f"-d{math.ceil(seconds)}s", "--timeout", "60s"]
+        words += ["-s", str(WRK), f"http://{address.host}:{address.port}", "--", str(rate)]
+        words += map(str, files)
         said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    return dict(json.loads(said.splitlines()[-1]))
-
-
-async def open_loop(
-    address: Address, requests: Sequence[bytes], rate: float, seconds: float
-) -> dict[str, Any]:
-    """Requests that come when they are due, each timed from then."""
-    free: list[Client] = []
-    tasks: list[asyncio.Task[Answer]] = []
-
-    async def one(number: int, due: float) -> Answer:
-        client = free.pop() if free else Client(address)
-        answer = await client.ask(requests[number % len(requests)], due)
-        free.append(client)
-        return answer
-
-    start = time.perf_counter()
-    for number in range(round(rate * seconds)):
-        due = start + number / rate
-        await asyncio.sleep(max(due - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(one(number, due)))
-    answers = await asyncio.gather(*tasks)
-    for client in free:
-        client.close()
-    return told(answers, time.perf_counter() - start) | {"asked_per_second": rate}
+    found = dict(json.loads(said.splitlines()[-1]))
+    return found | ({"asked_per_second": rate, "seconds": seconds} if rate else {})
 
 
 def told(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
@@ -338,6 +323,12 @@ def ready(address: Address) -> bool:
         return b"ready" in read(address, "/healthz")
     except OSError:
         return False
+
+
+def wait(address: Address, workers: int) -> None:
+    """Until all of them are ready."""
+    while metric(address, "ziggurat_ready") < workers:
+        time.sleep(0.1)
 
 
 def read(address: Address, path: str) -> bytes:

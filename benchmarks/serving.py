@@ -4,16 +4,18 @@
     python benchmarks/serving.py --seconds 2 --rounds 1 --fuzz 200 --out short.json
 
 A server is asked while others send it what is broken, huge or slow, or are killed; then come files
-that were damaged at random; then it is stopped with all clients' requests inside. Two servers of
-one model, one that computes batches and one that computes image by image, are asked by turns, by
-clients that each wait for their answer; where wrk is installed it asks, too. Last, requests come at
-a given rate, whether or not the ones before were answered, and are timed from when they were due.
-Weights are random; the light model is that of the recipe nest/digits. The table of docs/serve.md is
-written anew.
+that were damaged at random; then it is stopped with all clients' requests inside. Servers of one
+model that compute image by image, in batches, and in batches by a worker for each core are asked by
+turns, by clients that each wait for their answer. Last comes a minute of requests at a given rate,
+whether or not the ones before were answered, after a new look at what that rate is: the machine's
+speed changes. Those are asked by wrk, which costs the machine least, if it is installed. Weights
+are random; the light model is that of the recipe nest/digits. The table of docs/serve.md is written
+anew.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import signal
 import statistics
@@ -37,9 +39,10 @@ DIGITS: dict[str, Any] = dict(
 )  # fmt: skip
 MODELS = {"digits": ("nest_tiny_cifar", DIGITS), "rest_lite": ("rest_lite", {})}  # light, heavy
 CLIENTS, SECONDS, ROUNDS, FUZZ = 32, 5.0, 3, 10_000
-BATCH, QUEUE, SHARE = 16, 1024, 0.8  # a queue of some seconds, well below the time-out
+BATCH = 16
+QUEUES = {"digits": 400}  # of each worker: a second or two; else serve's own
 SUSTAINED = 12  # times as long as the other loads: a minute
-RATES = ("twice_one_client", "most_of_batches")
+ONE, LOADS = "one_client", ("image_by_image", "batches", "workers")
 DONE = 'ziggurat_request_seconds_count{route="/api/predict"}'
 
 
@@ -69,47 +72,55 @@ async def stopped(server: load.Serving, requests: Sequence[bytes], clients: int)
 def loaded(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One model under load."""
     requests = [load.request(file) for file in load.photographs()]
-    common = ["--backend", args.backend, "--queue", str(QUEUE)]
-    alone: list[Any] = []
-    single: list[Any] = []
-    together: list[Any] = []
+    queue = QUEUES.get(folder.name, 64)
+    common = ["--backend", args.backend, "--queue", str(queue)]
+    cores = max(2, torch.get_num_threads())
+    found: dict[str, list[Any]] = {name: [] for name in (ONE, *LOADS)}
+    twice: list[Any] = []
     with (
         load.serving(folder, "--batch", "1", *common) as plain,
         load.serving(folder, "--batch", str(BATCH), *common) as server,
+        load.serving(folder, "--batch", str(BATCH), "--workers", str(cores), *common) as several,
     ):
+        load.wait(several.address, cores)
         about = json.loads(load.read(server.address, "/api/about"))
+
+        def closed(name: str, where: load.Serving, clients: int) -> None:
+            asked = load.closed_loop(where.address, requests, clients, args.seconds)
+            found[name].append(asyncio.run(asked))
+
         for number in range(args.rounds):
-            for found, where, clients in (
-                (alone, plain, args.clients),
-                (single, server, 1),
-                (together, server, args.clients),
-            ):
-                asked = load.closed_loop(where.address, requests, clients, args.seconds)
-                found.append(asyncio.run(asked))
-            rates = [each[-1]["images_per_second"] for each in (single, alone, together)]
-            said = "one client {:.1f}, many {:.1f}, batches {:.1f} images/s".format(*rates)
-            print(f"{folder.name}, round {number + 1}: {said}", flush=True)
-        wrk = load.by_wrk(server.address, requests, args.clients, args.seconds)
-        at_rates = {}
-        alone_rate, most_rate = (middle(one)["images_per_second"] for one in (single, together))
-        for name, rate in zip(RATES, (2 * alone_rate, SHARE * most_rate), strict=True):
-            asked = load.open_loop(server.address, requests, rate, SUSTAINED * args.seconds)
-            at_rates[name] = asyncio.run(asked)
-            print(f"{folder.name}, {name}: {at_rates[name]}", flush=True)
-    both = zip(together, alone, strict=True)
-    gains = [one["images_per_second"] / other["images_per_second"] for one, other in both]
+            closed(ONE, server, 1)
+            for name, where in zip(LOADS, (plain, server, several), strict=True):
+                closed(name, where, args.clients)
+            rates = ", ".join(
+                f"{name} {of[-1]['images_per_second']:.1f}" for name, of in found.items()
+            )
+            print(f"{folder.name}, round {number + 1}: {rates} images/s", flush=True)
+        for _ in range(args.rounds):
+            closed(ONE, server, 1)
+            rate = 2 * found[ONE][-1]["images_per_second"]
+            many = queue * cores + args.clients  # more than may wait
+            seconds = SUSTAINED * args.seconds
+            twice.append(load.by_wrk(several.address, requests, many, seconds, rate))
+            print(f"{folder.name}, twice one client's rate: {twice[-1]}", flush=True)
+    gains = {
+        name: [
+            one["images_per_second"] / other["images_per_second"]
+            for one, other in zip(found[name], found[before], strict=True)
+        ]
+        for before, name in itertools.pairwise(LOADS)
+    }
     return {
         "model": folder.name,
         "backend": about["models"][0]["backend"],
         "threads": torch.get_num_threads(),
+        "processes": cores,
         "clients": args.clients,
         "batch": BATCH,
-        "one_client": single,
-        "image_by_image": alone,
-        "batches": together,
-        "wrk": wrk,
-        "gain_of_batches": {"median": statistics.median(gains), "rounds": gains},
-        **at_rates,
+        **found,
+        "gain": {n: {"median": statistics.median(g), "rounds": g} for n, g in gains.items()},
+        "twice_one_client": None if None in twice else twice,
     }
 
 
@@ -141,16 +152,16 @@ def markdown(measured: dict[str, Any]) -> str:
     lines = [f"| {head} |", "| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for found in measured["loads"]:
         many, batch = found["clients"], found["batch"]
-        twice, most = (f"{found[key]['asked_per_second']:.0f}" for key in RATES)
+        several = f"`--workers {found['processes']}`"
         rows = [
-            (1, "one after the other", middle(found["one_client"])),
+            (1, "one after the other", middle(found[ONE])),
             (many, "image by image (`--batch 1`)", middle(found["image_by_image"])),
             (many, f"in batches (`--batch {batch}`)", middle(found["batches"])),
-            ("", f"{twice} a second: twice the first row", found[RATES[0]]),
-            ("", f"{most} a second: {SHARE:.0%} of the third row", found[RATES[1]]),
+            (many, f"in batches, {several}", middle(found["workers"])),
         ]
-        if found["wrk"] is not None:
-            rows.insert(3, (many, "the same, asked by wrk", found["wrk"]))
+        for one in found["twice_one_client"] or ():
+            what = f"a minute of {one['asked_per_second']:.0f} a second, {several}"
+            rows.append(("wrk", what, one))
         name = f"`{found['model']}`, {found['backend']}"
         lines += [line(name, *row) for row in rows]
     storm = measured["among_abusers"]
@@ -167,7 +178,8 @@ def fill(page: Path, table: str) -> None:
 def line(name: str, clients: object, what: str, row: dict[str, Any]) -> str:
     """One load."""
     rate = f"**{row['images_per_second']:.1f}**"
-    times = " | ".join(f"{row[key]:.0f}" for key in ("median_ms", "p95_ms"))
+    refused = row.get("refused", 0)  # at once: they would make the times short
+    times = " | ".join("" if refused else f"{row[key]:.0f}" for key in ("median_ms", "p95_ms"))
     return f"| {name} | {clients} | {what} | {rate} | {times} | {row['errors']} |"
 
 

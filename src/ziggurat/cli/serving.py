@@ -3,6 +3,7 @@
 import argparse
 import errno
 import gc
+import importlib.util
 import math
 import os
 import socket
@@ -17,41 +18,61 @@ from ziggurat.cli.verb import BACKENDS, Verb, positive
 
 if TYPE_CHECKING:
     from ziggurat.engine.explain import Explainer
+    from ziggurat.web.workers import Worker
 
 RUNS = Path("runs")
+PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(args: argparse.Namespace) -> int:
     """Serve classifiers: predictions for programs, and a page that shows where they look."""
-    try:
-        import prometheus_client  # noqa: F401, at /metrics
-        import python_multipart  # noqa: F401, reads forms
-        import uvicorn  # noqa: F401
-
-        from ziggurat.web.app import application
-        from ziggurat.web.server import Server
-    except ImportError as error:
-        raise ImportError(f"serving needs {error.name}: pip install 'ziggurat[serve]'") from None
-    warnings.filterwarnings("ignore", module="PIL")  # one for each way a file can be damaged
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"serving needs {name}: pip install 'ziggurat[serve]'")
+    if args.workers > 1 and sys.platform != "linux":
+        raise ValueError(f"--workers {args.workers} needs Linux, which shares connections out")
     with listening(args.host, args.port) as opened:
-        given = args.checkpoints
-        models = loaded(given, args.backend) if given else found(args.backend)
-        app = application(
-            models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
-        )
-        server = Server(app, args.grace)
-        with place(args.host, args.port):
-            opened.listen()  # who comes before the server is up waits for it
-        host, port = opened.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        if args.workers == 1:
+            return answering(args, opened)
+        from ziggurat.web.workers import Worker, share, sharing, workers  # nothing that is large
+
+        share(opened)
+        one = workers(args.workers)
+        if not isinstance(one, Worker):
+            return one
+        with sharing(opened) as own:
+            return answering(args, own, one)
+
+
+def answering(
+    args: argparse.Namespace, opened: socket.socket, worker: "Worker | None" = None
+) -> int:
+    """Load what is asked for and answer at a socket, in one process."""
+    from ziggurat.web.app import application
+    from ziggurat.web.server import Server
+
+    warnings.filterwarnings("ignore", module="PIL")  # one for each way a file can be damaged
+    given = args.checkpoints
+    models = loaded(given, args.backend) if given else found(args.backend)
+    app = application(
+        models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
+    )
+    server = Server(app, args.grace)
+    with place(args.host, args.port):
+        opened.listen()  # who comes before the server is up waits for it
+    host, port = opened.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if worker is None or not worker.number:
         print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
         if args.host not in LOCAL:
             print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
-        gc.collect()
-        gc.freeze()  # what is there now stays: not looked through again,
-        gc.set_threshold(50_000, 20, 100)  # and what waits in a queue not all the time
-        server.run(sockets=[opened])
+    if worker is not None:
+        worker.up()
+    gc.collect()
+    gc.freeze()  # what is there now stays: not looked through again,
+    gc.set_threshold(50_000, 20, 100)  # and what waits in a queue not all the time
+    server.run(sockets=[opened])
     left = server.service.unanswered
     if left:
         words = f"{left} requests were not answered within {args.grace} s: give it more --grace"
@@ -150,6 +171,12 @@ def add(verb: Verb) -> None:
         choices=("auto", *BACKENDS),
         default="auto",
         help="what runs predictions (auto: the fastest that is installed)",
+    )
+    one.add_argument(
+        "--workers",
+        type=positive,
+        default=1,
+        help="processes that answer, each with the models, a part of the cores and the limits (1)",
     )
     one.add_argument("--batch", type=positive, default=16, help="images a model takes at once (16)")
     one.add_argument("--queue", type=positive, default=64, help="requests taken in at once (64)")

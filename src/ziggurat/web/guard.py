@@ -110,11 +110,11 @@ class Exchange:
     def enter(self) -> None:
         """Take a place."""
         self.place = 1
-        self.service.inside += 1
+        self.service.came(1)
 
     def leave(self) -> None:
         """Give it back, if it was not yet."""
-        self.service.inside -= self.place
+        self.service.came(-self.place)
         self.place = 0
 
     async def linger(self) -> None:

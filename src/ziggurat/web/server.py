@@ -142,6 +142,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was asked, and nothing else."""
         self.service.status = "stopping"
+        self.service.told()
         await super().shutdown(sockets)
         if cut := list(self.server_state.tasks):  # those that there was no time for, to say so
             await asyncio.wait(cut, timeout=1)

@@ -1,13 +1,12 @@
 """What the routes do, for the models and limits a server was started with.
 
-Images are decoded in as many threads as there are cores. Each model has one thread for predictions,
-which takes those of many requests at once, and one for explanations. Whatever is given up before
-its turn, by its visitor or because its time is over, is dropped.
+Images are decoded in as many threads as torch has, two at least. Each model has one thread for
+predictions, which takes those of many requests at once, and one for explanations. Whatever is given
+up before its turn, by its visitor or because its time is over, is dropped.
 """
 
 import asyncio
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +123,7 @@ class Served:
             self.compute, limits.batch, most, lambda: self.coming > 0
         )
         self.explaining = Crew(1, "explain")
-        metrics.waiting.labels(name).set_function(lambda: len(self.batcher))
+        self.waiting = metrics.waiting.labels(name)
         self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
 
     def about(self) -> Model:
@@ -138,6 +137,7 @@ class Served:
 
     def compute(self, pixels: list[Tensor]) -> list[Computed]:
         """A batch."""
+        self.counted()
         began = time.perf_counter()
         rows = self.model.classifier.probabilities(pixels)
         seconds = time.perf_counter() - began
@@ -151,7 +151,16 @@ class Served:
             turns = self.batcher.submit(pixels)
         except Full as full:
             raise HTTPException(503, f"{full}: try again", AGAIN) from None
-        return await asyncio.gather(*map(asyncio.wrap_future, turns))
+        self.counted()
+        try:
+            return await asyncio.gather(*map(asyncio.wrap_future, turns))
+        except asyncio.CancelledError:
+            self.counted()
+            raise
+
+    def counted(self) -> None:
+        """Tell how many wait."""
+        self.waiting.set(len(self.batcher))
 
     async def warm(self) -> None:
         """The first calls, which can take long, before anybody waits for them."""
@@ -172,15 +181,24 @@ class Service:
         self.models = {
             name: Served(name, model, limits, self.metrics) for name, model in models.items()
         }
-        self.decoding = Crew(os.cpu_count() or 1, "decode")  # its threads take the memory
-        self.metrics.ready.set_function(lambda: self.status == "ready")
-        self.metrics.inside.set_function(lambda: self.inside)
+        cores = torch.get_num_threads()  # that this process is to use
+        self.decoding = Crew(max(2, cores), "decode")  # its threads take the memory
 
     async def warm(self) -> None:
         """Ready, if it was starting, once each model has been."""
         await asyncio.gather(*(model.warm() for model in self.models.values()))
         if self.status == "starting":
             self.status = "ready"
+        self.told()
+
+    def told(self) -> None:
+        """Tell whether requests should be sent."""
+        self.metrics.ready.set(self.status == "ready")
+
+    def came(self, count: int) -> None:
+        """More requests for work, or fewer."""
+        self.inside += count
+        self.metrics.inside.set(self.inside)
 
     def close(self) -> None:
         """End the models' threads."""
@@ -195,6 +213,7 @@ class Service:
 
     async def measured(self) -> Response:
         """What Prometheus asks for."""
+        self.told()
         return Response(self.metrics.text(), media_type=KIND)
 
     async def about(self) -> About:
