@@ -14,6 +14,7 @@ from ziggurat.layers.attention import Attention, attend
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(layer, "FEW", range(1, 20))
+    monkeypatch.setattr(layer, "INTELS", False)
 
 
 def packed(batch: int = 5, heads: int = 3, tokens: int = 7, width: int = 8) -> list[Tensor]:
@@ -38,7 +39,9 @@ def test_parts_of_a_batch_are_attended_as_the_whole(
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_only_small_attention_on_several_threads_goes_in_parts() -> None:
+def test_only_small_attention_on_several_threads_goes_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = packed()
     with torch.no_grad():
         assert layer.in_parts(q, k)
@@ -51,6 +54,9 @@ def test_only_small_attention_on_several_threads_goes_in_parts() -> None:
         with sdpa_kernel(SDPBackend.MATH):
             assert not layer.in_parts(q, k)
         assert attend(q[:0], k[:0], v[:0], None).shape == (0, *q.shape[1:])
+        monkeypatch.setattr(layer, "INTELS", True)  # there torch's kernel is the faster one
+        assert not layer.in_parts(q, k)
+        monkeypatch.setattr(layer, "INTELS", False)
     assert not layer.in_parts(q, k)
 
 
