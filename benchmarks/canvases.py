@@ -311,7 +311,7 @@ def main() -> None:
     for kind in args.names:
         rows = (four if kind == "four" else one)(args.seeds, args.runs)
         results.write(RESULTS / f"{kind}.json", rows, args.seeds[0])
-        study.update_readme(f"canvases {kind}", markdown(kind, rows))
+        study.update(f"canvases {kind}", markdown(kind, rows))
         Console().print(markdown(kind, rows))
 
 

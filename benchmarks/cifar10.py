@@ -76,7 +76,7 @@ def main() -> None:
     for model in args.names:
         for seed in args.seeds:
             run(model, seed, args.minutes, args.runs)
-            study.update_readme("cifar10", markdown())
+            study.update("cifar10", markdown())
     Console().print(markdown())
 
 

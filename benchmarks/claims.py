@@ -248,8 +248,7 @@ def main() -> None:
     args = parser.parse_args()
     measured = measure(args.batch, args.rounds)
     print(f"wrote {results.write(args.out, measured, SEED)}")
-    if args.out == RESULTS:
-        study.update_readme("claims", markdown(measured))
+    study.show(args.out, markdown(measured))
     Console().print(markdown(measured))
 
 

@@ -43,7 +43,7 @@ def main() -> None:
     found = [row for pair in PAIRS for row in peers.measure(pair, args.batch, args.rounds)]
     results.write(args.out or RESULTS, found, peers.SEED)
     if args.out is None:
-        study.update_readme("clips", peers.markdown(found))
+        study.update("clips", peers.markdown(found))
     Console().print(peers.markdown(found))
 
 

@@ -150,7 +150,7 @@ def main() -> None:
         for name in args.names:
             run(name, seed, args.epochs, args.packs, args.runs)
             for kind in ("pets", "streets"):
-                study.update_readme(kind, markdown(kind))
+                study.update(kind, markdown(kind))
     for kind in ("pets", "streets"):
         Console().print(markdown(kind))
 

@@ -49,7 +49,7 @@ def main() -> None:
     for seed in args.seeds:
         for student in args.names:
             run(student, seed, args.epochs, args.teacher, args.runs)
-            study.update_readme("distill", markdown())
+            study.update("distill", markdown())
     Console().print(markdown())
 
 

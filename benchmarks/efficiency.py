@@ -40,7 +40,7 @@ from ziggurat.engine import bench, peers, results, tradeoff
 from ziggurat.engine.contest import SEED, Wanted, contest
 
 RESULTS = study.RESULTS / "efficiency.json"
-PICTURE = study.ROOT / "docs" / "efficiency.png"
+PICTURES = study.ROOT / "docs"
 DEIT = "timm/deit_small_patch16_224"
 NAMES = {
     "nest_tiny": "NesT-T",
@@ -104,7 +104,12 @@ def there(out: Path) -> dict[str, Any]:
 
 def before(out: Path) -> dict[str, Any]:
     """All that is there, each part with its commit."""
-    found = json.loads(out.read_text()) if out.exists() else {"measured": {}}
+    if not out.exists():
+        return {}
+    found = json.loads(out.read_text())
+    if found["hardware"] != results.hardware():
+        processor = found["hardware"]["processor"]
+        raise SystemExit(f"{out} is of another machine ({processor}): give this one an --out")
     return {
         part: {"commit": found["commit"], **measured}
         for part, measured in found["measured"].items()
@@ -318,11 +323,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="results file")
     args = parser.parse_args()
     measured = measure(args.out, args.again, args.rounds, args.backend, args.parts)
-    ours = args.out == RESULTS
-    picture = tradeoff.draw(measured["families"], PICTURE if ours else args.out.with_suffix(".png"))
+    place = PICTURES if args.out.resolve().parent == study.RESULTS else args.out.parent
+    picture = tradeoff.draw(measured["families"], place / f"{args.out.stem}.png")
     print(f"wrote {args.out} and {picture}")
-    if ours:
-        study.update_readme("efficiency", markdown(measured))
+    study.show(args.out, markdown(measured))
     Console().print(markdown(measured))
 
 

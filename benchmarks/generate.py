@@ -195,7 +195,7 @@ def main() -> None:
     if "speed" in args.names and not SPEED.exists():
         results.write(SPEED, speed(args.batch, args.rounds), SEED)
     if SPEED.exists():
-        study.update_readme("generators", peers.markdown(json.loads(SPEED.read_text())["measured"]))
+        study.update("generators", peers.markdown(json.loads(SPEED.read_text())["measured"]))
     if not PACE.exists():
         results.write(PACE, pace(args.rounds), SEED)
     if "untrained" in args.names and not UNTRAINED.exists():
@@ -203,7 +203,7 @@ def main() -> None:
     for seed in args.seeds:
         for name in (name for name in args.names if name in ARMS):
             run(name, seed, args.runs)
-            study.update_readme("generate", markdown())
+            study.update("generate", markdown())
     Console().print(markdown())
 
 

@@ -13,6 +13,7 @@ import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import study
@@ -27,7 +28,6 @@ from ziggurat.explain.gradcat import levels, traversal
 from ziggurat.models.nest import NesT
 
 RESULTS = study.RESULTS / "gradcat.json"
-PAGE = study.ROOT / "docs" / "explain.md"
 SEEDS, STEPS, IMAGES, KNOWN = (0, 1), 3000, 60, 0.99  # at most so many steps
 SIDE, CELL, SHAPE, NOISE = 32, 8, 6, 0.3  # pixels of an image, a sixteenth, a shape; deviation
 COUNTS = (1, 2, 4)  # shapes an image, when tested
@@ -156,7 +156,7 @@ def markdown(measured: dict[str, Any]) -> str:
         cells = [f"{row[way]['lost']:.2f} ({row[way]['right']:.0%})" for way in ways]
         lines.append(f"| {row['shapes']}, seed {row['seed']} | {' | '.join(cells)} |")
     cost = ", ".join(f"{name} {value:.2f} s" for name, value in measured["costs"].items())
-    return "\n".join(lines) + f"\n\nNesT-T at 224 px, one thread: {cost}.\n"
+    return "\n".join(lines) + f"\n\nNesT-T at 224 px, one thread: {cost}."
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--images", type=int, default=IMAGES)
-    parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)
     found = []
     for seed in SEEDS:
@@ -176,6 +176,7 @@ def main(words: Sequence[str] | None = None) -> None:
     measured = {"judged": found, "costs": costs()}
     print(f"wrote {results.write(args.out, measured, SEEDS[0])}")
     print(markdown(measured))
+    study.show(args.out, markdown(measured))
 
 
 if __name__ == "__main__":

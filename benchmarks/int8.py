@@ -33,7 +33,6 @@ from ziggurat.engine.studies import study as study_of
 from ziggurat.engine.trial import trial
 
 RESULTS = study.RESULTS / "int8.json"
-PAGE = study.ROOT / "docs" / "export.md"
 STUDIES = {  # whose laptop scale says what is trained
     "nest": "nest/aggregation",
     "hvt": "hvt/pooling",
@@ -208,8 +207,7 @@ def main() -> None:
     args = parser.parsed()
     measured = measure(args.names, args.out, args.runs, args.again, args.rounds)
     print(f"wrote {args.out}")
-    if args.out == RESULTS:
-        study.update(PAGE, "int8", markdown(measured))
+    study.show(args.out, markdown(measured))
     Console().print(markdown(measured))
 
 

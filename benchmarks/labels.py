@@ -116,7 +116,7 @@ def main() -> None:
     for seed in args.seeds:
         for arm in args.names:
             run(arm, seed, args.epochs, args.before, args.runs)
-            study.update_readme("labels", markdown())
+            study.update("labels", markdown())
     Console().print(markdown())
 
 

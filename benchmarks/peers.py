@@ -163,8 +163,7 @@ def main() -> None:
     out = args.out or (None if args.models else RESULTS)
     if out is not None:
         print(f"wrote {results.write(out, found, SEED)}")
-    if out == RESULTS:
-        study.update_readme("peers", markdown(found))
+        study.show(out, markdown(found))
     Console().print(markdown(found))
 
 

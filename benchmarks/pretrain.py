@@ -160,7 +160,7 @@ def main() -> None:
     found = measure(args.batch, args.rounds)
     Console().print(markdown(found))
     print(f"wrote {results.write(RESULTS, found, SEED)}")
-    study.update_readme("pretrain", markdown(found))
+    study.update("pretrain", markdown(found))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from ziggurat.engine import bench, peers, results
 
 RESULTS = study.RESULTS / "profiles.json"
-PAGE = study.ROOT / "docs" / "bench.md"
 BATCH, SIZE = 8, 224
 SEED = 0
 NAMES = {
@@ -147,8 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     measured = measure(args.rounds)
     results.write(args.out, measured, SEED)
-    if args.out == RESULTS:
-        study.update(PAGE, "profiles", markdown(measured))
+    study.show(args.out, markdown(measured))
     print(markdown(measured))
 
 

@@ -229,8 +229,7 @@ def main() -> None:
     Console().print(markdown(found))
     print(f"wrote {results.write(args.out, found, SEED)}")
     print(f"wrote {draw(found, PICTURE if ours else args.out.with_suffix('.png'))}")
-    if ours:
-        study.update_readme("resolution", markdown(found))
+    study.show(args.out, markdown(found))
 
 
 if __name__ == "__main__":

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import load
+import study
 import torch
 
 import ziggurat
 from ziggurat.engine import results
 
-RESULTS = Path(__file__).parent / "results" / "serving.json"
-PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
-MARK = "<!-- serving -->\n"
+RESULTS = study.RESULTS / "serving.json"
 DIGITS: dict[str, Any] = dict(
     img_size=32, patch_size=4, dims=(32, 64, 128), heads=(2, 4, 8), depths=(1, 1, 1),
     attention="multi_head", num_classes=10,
@@ -166,13 +165,7 @@ def markdown(measured: dict[str, Any]) -> str:
         lines += [line(name, *row) for row in rows]
     storm = measured["among_abusers"]
     lines.append(line(name_of(measured), 8, "among broken, huge, slow and killed ones", storm))
-    return "\n".join(lines) + "\n"
-
-
-def fill(page: Path, table: str) -> None:
-    """Put the table between the page's marks."""
-    before, _, after = page.read_text().split(MARK)
-    page.write_text(f"{before}{MARK}{table}{MARK}{after}")
+    return "\n".join(lines)
 
 
 def line(name: str, clients: object, what: str, row: dict[str, Any]) -> str:
@@ -205,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each load")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--fuzz", type=int, default=FUZZ, help="damaged files")
-    parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)
     torch.manual_seed(load.SEED)
     with tempfile.TemporaryDirectory() as place:
@@ -217,8 +210,7 @@ def main(words: Sequence[str] | None = None) -> None:
         measured["loads"] = [loaded(args, folder) for folder in folders]
     print(f"wrote {results.write(args.out, measured, load.SEED)}")
     print(markdown(measured))
-    if Path(args.out) == RESULTS:
-        fill(PAGE, markdown(measured))
+    study.show(args.out, markdown(measured))
 
 
 if __name__ == "__main__":

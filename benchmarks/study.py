@@ -3,7 +3,7 @@
 import argparse
 import json
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ziggurat.cli import main as ziggurat
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,14 +63,18 @@ def spread(tops: list[float]) -> str:
     return f"**{statistics.mean(tops):.1f}**{around} ({len(tops)})"
 
 
-def update_readme(mark: str, table: str) -> None:
-    """Put a table between the README's two marks."""
-    update(README, mark, table)
+def show(out: Path, table: str) -> None:
+    """Put the table of a results file of ours on the page that has its name."""
+    if out.resolve().parent == RESULTS:
+        update(out.stem, table)
 
 
-def update(page: Path, mark: str, table: str) -> None:
-    """Put a table between a page's two marks."""
-    mark = f"<!-- {mark} -->"
-    before, _, rest = page.read_text().partition(f"{mark}\n")
-    _, _, after = rest.partition(mark)
-    page.write_text(f"{before}{mark}\n{table}\n{mark}{after}")
+def update(name: str, table: str, pages: Iterable[Path] = PAGES) -> None:
+    """Put a table between the two marks of its name, in the README or a page of docs/."""
+    mark = f"<!-- {name} -->\n"
+    for page in pages:
+        parts = page.read_text().split(mark)
+        if len(parts) == 3:
+            page.write_text(f"{parts[0]}{mark}{table}\n{mark}{parts[2]}")
+            return
+    raise SystemExit(f"no page has {mark.strip()} twice, for this table to stand between")

@@ -191,7 +191,7 @@ def main() -> None:
         for name in args.names:
             run(name, seed, args.packs, args.runs)
             for kind in SET:
-                study.update_readme(kind, markdown(kind))
+                study.update(kind, markdown(kind))
     for kind in SET:
         Console().print(markdown(kind))
     if real:

@@ -131,7 +131,7 @@ def test_what_is_below_its_aim_is_said() -> None:
 def test_the_page_shows_the_profile() -> None:
     """All of the time is told, and linear layers are most of it."""
     found = json.loads(profiles.RESULTS.read_text())
-    assert profiles.markdown(found["measured"]) in profiles.PAGE.read_text()
+    assert profiles.markdown(found["measured"]) in (ROOT / "docs" / "bench.md").read_text()
     for key in ("command", "seed", "commit", "hardware"):
         assert found[key] is not None
     for name in ("nest_tiny", "rest_small"):
@@ -442,7 +442,7 @@ def test_generators_learn_digits() -> None:
 
 def test_the_page_shows_int8_with_its_accuracy() -> None:
     found = json.loads(int8.RESULTS.read_text())
-    assert int8.markdown(found["measured"]) in int8.PAGE.read_text()
+    assert int8.markdown(found["measured"]) in (ROOT / "docs" / "export.md").read_text()
     for key in ("command", "seed", "commit", "hardware"):
         assert found[key] is not None
     assert not found["commit"].endswith("+")
@@ -499,7 +499,7 @@ def test_int8_is_measured_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_shows_what_was_measured_of_gradcat() -> None:
     found = json.loads(gradcat.RESULTS.read_text())
-    assert gradcat.markdown(found["measured"]) in gradcat.PAGE.read_text()
+    assert gradcat.markdown(found["measured"]) in (ROOT / "docs" / "explain.md").read_text()
     for key in ("command", "seed", "commit", "hardware"):
         assert found[key] is not None
     rows = [(row["seed"], row["shapes"]) for row in found["measured"]["judged"]]
@@ -589,7 +589,7 @@ def test_gradcat_finds_the_digit_asked_for_and_the_printed_sign_does_not() -> No
 
 def test_the_page_shows_the_service_under_load() -> None:
     found = json.loads(serving.RESULTS.read_text())
-    assert serving.markdown(found["measured"]) in serving.PAGE.read_text()
+    assert serving.markdown(found["measured"]) in (ROOT / "docs" / "serve.md").read_text()
     for key in ("command", "seed", "commit", "hardware"):
         assert found[key] is not None
     assert not found["commit"].endswith("+")
@@ -631,10 +631,23 @@ def test_the_service_survives_what_it_is_sent() -> None:
 
 
 def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{serving.MARK}old\n{serving.MARK}after\n")
-    serving.fill(page, "new\n")
-    assert page.read_text() == f"before\n{serving.MARK}new\n{serving.MARK}after\n"
+    pages = [tmp_path / name for name in ("a.md", "b.md")]
+    mark = "<!-- efficiency -->\n"
+    pages[0].write_text("no mark\n")
+    pages[1].write_text(f"before\n{mark}old\n{mark}after\n")
+    study.update("efficiency", "new", pages)
+    assert pages[0].read_text() == "no mark\n"
+    assert pages[1].read_text() == f"before\n{mark}new\n{mark}after\n"
+    with pytest.raises(SystemExit, match="<!-- efficiency2 -->"):
+        study.update("efficiency2", "new", pages)
+
+
+def test_only_committed_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(study, "update", lambda name, table: shown.append(name))
+    study.show(tmp_path / "profiles.json", "new")
+    study.show(study.RESULTS / "profiles_xeon.json", "new")
+    assert shown == ["profiles_xeon"]
 
 
 @pytest.mark.slow
