@@ -90,6 +90,10 @@ BEST = {  # of the best backend, by batch: a ratio, what it is to be, and what i
     8: ("peak_share", 0.85, "of the peak"),
     1: ("over_first", 1.3, "x eager"),
 }
+BY_TORCH = {  # whose shares are said of torch's own product, too
+    "families": "eager at batch 8",
+    "batch 8, openvino": "OpenVINO at batch 8",
+}
 
 
 def there(out: Path) -> dict[str, Any]:
@@ -301,13 +305,33 @@ def smaller(measured: Mapping[str, Any]) -> list[str]:
     return [f"{much} eager in float32: {', '.join(said)} (`--dtype bfloat16`)."] if said else []
 
 
+def by_torch(measured: Mapping[str, Any]) -> list[str]:
+    """What shares would be of torch's own product, where another library's does more."""
+    peaks = {part: measured[part]["peak"][0] for part in BY_TORCH if part in measured}
+    if all(peak.get("library", "torch.mm") == "torch.mm" for peak in peaks.values()):
+        return []
+    owns = {p: peak["libraries"]["torch.mm"][1] / peak["gflops"][1] for p, peak in peaks.items()}
+    said = []
+    for part, of in owns.items():
+        rows = [row for row in measured[part]["rows"] if row["backend"] != "eager"]
+        shares = [
+            f"{NAMES.get(row['model'], 'DeiT-S')} {row['peak_share'][1] / of:.0%}"
+            for row in rows or measured[part]["rows"][:1]  # of the eager ones DeiT-S
+        ]
+        said.append(f"{BY_TORCH[part]}: {', '.join(shares)}")
+    return [
+        f"The peak is oneDNN's: on this processor torch's own product (`torch.mm`) does "
+        f"{owns['families']:.0%} of it. As shares of that one: {'; '.join(said)}."
+    ]
+
+
 def markdown(measured: Mapping[str, Any]) -> str:
     """All tables as the README shows them, and what is below its aim."""
     below = missed(measured)
     said = [f"Below what was aimed at: {'; '.join(below)}."] if below else []
     if "x eager" in " ".join(below):
         said.append(room(measured))
-    said += smaller(measured)
+    said += [*by_torch(measured), *smaller(measured)]
     return "\n\n".join([families(measured), twins(measured), *said, backends(measured)])
 
 

@@ -128,6 +128,23 @@ def test_what_is_below_its_aim_is_said() -> None:
     assert efficiency.missed(alone | both) == efficiency.missed(alone)
 
 
+def test_shares_are_also_said_of_torchs_own_product() -> None:
+    """Where it does less than oneDNN's; of DeiT-S, and of what a backend gives."""
+
+    def part(library: str, *rows: tuple[str, str, float]) -> dict[str, Any]:
+        peak = {"gflops": [1, 200, 1], "library": library, "libraries": {"torch.mm": [1, 100, 1]}}
+        found = [{"model": m, "backend": b, "peak_share": [0, share, 1]} for m, b, share in rows]
+        return {"peak": [peak], "rows": found}
+
+    eager = (efficiency.DEIT, "eager", 0.45), ("nest_tiny", "eager", 0.6)
+    backend = ("nest_tiny", "eager", 0.6), ("nest_tiny", "openvino", 0.8)
+    made = {"families": part("oneDNN", *eager), "batch 8, openvino": part("oneDNN", *backend)}
+    (said,) = efficiency.by_torch(made)
+    assert "does 50% of it" in said
+    assert said.endswith("eager at batch 8: DeiT-S 90%; OpenVINO at batch 8: NesT-T 160%.")
+    assert not efficiency.by_torch({"families": part("torch.mm", *eager)})
+
+
 def test_the_page_shows_the_profile() -> None:
     """All of the time is told, and linear layers are most of it."""
     found = json.loads(profiles.RESULTS.read_text())

@@ -5,9 +5,11 @@ import time
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.engine import bench
 from ziggurat.engine.bench import Spread, Turn
+from ziggurat.layers.linear import ONEDNN
 
 
 def test_every_round_runs_all_and_every_second_one_goes_back() -> None:
@@ -88,7 +90,30 @@ def test_the_peak_is_of_the_best_product(monkeypatch: pytest.MonkeyPatch) -> Non
     best = bench.fastest_product(torch.float32)
     assert best.side == 256  # a tiny one is all overhead
     assert best.flops == 2 * 256**3
+    monkeypatch.setattr(bench, "ONEDNN", False)
     tried = bench.products(torch.float32)
-    turns = {8: Turn([1e-6], 0), 256: Turn([0.1], 0)}
-    speed, side = bench.best_product(tried, turns)
-    assert (round(speed), side) == (2 * 8**3 * 10**6, 8)
+    turns = {"8 by torch.mm": Turn([1e-6], 0), "256 by torch.mm": Turn([0.1], 0)}
+    speed, one = bench.best_product(tried, turns)
+    assert (round(speed), one.side) == (2 * 8**3 * 10**6, 8)
+
+
+@pytest.mark.skipif(not ONEDNN, reason="torch has no oneDNN")
+def test_the_peak_is_of_the_best_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.SIDES, "cpu", (64,))
+    tried = bench.products(torch.float32)
+    assert list(tried) == ["64 by torch.mm", "64 by oneDNN"]
+    assert list(bench.products(torch.bfloat16)) == ["64 by torch.mm"]  # oneDNN's already
+    turns = {"64 by torch.mm": Turn([0.2], 0), "64 by oneDNN": Turn([0.1], 0)}
+    assert bench.best_product(tried, turns) == (20 * 64**3, tried["64 by oneDNN"])
+    assert bench.best_product(tried, turns, "torch.mm") == (10 * 64**3, tried["64 by torch.mm"])
+
+
+@pytest.mark.skipif(not ONEDNN, reason="torch has no oneDNN")
+def test_what_onednn_multiplies_is_counted_right() -> None:
+    with FlopCounterMode(display=False) as counter:
+        one = bench.onednn_product(64)
+        found = one.run()
+    assert counter.get_total_flops() == one.flops == 2 * 64**3
+    assert isinstance(found, Tensor)
+    assert found.shape == (64, 64)
+    assert found.square().mean().sqrt().item() == pytest.approx(8, rel=0.2)  # sums of 64

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not layer.ONEDNN, reason="this torch has no oneD
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "SMALL", 0)
+    monkeypatch.setattr(layer, "SMALL", 1)
 
 
 def twins(dim: int, out: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
@@ -25,8 +25,13 @@ def twins(dim: int, out: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
 
 @pytest.mark.parametrize("shape", [(4, 16), (2, 3, 16), (2, 0, 16), (16,)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_gives_torchs_numbers_and_gradients(shape: tuple[int, ...], bias: bool) -> None:
-    ours, torchs = twins(16, 24, bias)
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("out", [24, 8])
+def test_a_layer_gives_torchs_numbers_and_gradients(
+    shape: tuple[int, ...], bias: bool, wide: bool, out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "WIDE_AMD", wide)
+    ours, torchs = twins(16, out, bias)
     x = torch.randn(shape, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     for trained in (False, True):
@@ -46,8 +51,11 @@ def test_what_is_not_contiguous_is_multiplied_alike() -> None:
     torch.testing.assert_close(ours(x), torchs(x))
 
 
-def test_gradients_have_gradients() -> None:
-    ours, _ = twins(4, 6)
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("out", [6, 3])
+def test_gradients_have_gradients(wide: bool, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "WIDE_AMD", wide)
+    ours, _ = twins(4, out)
     x = torch.randn(3, 4, requires_grad=True)
     found = []
     for run in (ours, lambda x: nn.functional.linear(x, ours.weight, ours.bias)):

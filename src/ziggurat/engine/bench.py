@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ziggurat.layers.linear import ONEDNN, onednn
+
 Run = Callable[[], object]
 Tick = Callable[[int, int], None]  # turns done, of how many
 Key = TypeVar("Key", bound=Hashable)
@@ -171,28 +173,50 @@ class Product(NamedTuple):
     run: Run
     flops: int
     side: int
+    library: str = "torch.mm"
 
 
 def product(side: int, dtype: torch.dtype, device: str) -> Product:
-    """Of two square matrices."""
+    """Of two square matrices, as torch multiplies them."""
     left, right, out = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(3))
     return Product(lambda: torch.mm(left, right, out=out), 2 * side**3, side)
 
 
-def products(dtype: torch.dtype, device: str = "cpu") -> dict[int, Product]:
-    """Those of ``SIDES``, by side: which of them does most in a second may change by the minute."""
-    return {side: product(side, dtype, device) for side in SIDES[device]}
+def onednn_product(side: int) -> Product:
+    """The same by oneDNN, of one matrix that is laid out for it before, as weights are."""
+    left, right = torch.randn(side, side), torch.randn(side, side)
+    weight = torch.ops.mkldnn._reorder_linear_weight(right, side)
+    run = torch.inference_mode()(lambda: onednn(left, weight, None))
+    return Product(run, 2 * side**3, side, "oneDNN")
 
 
-def best_product(tried: Mapping[int, Product], turns: Mapping[int, Turn]) -> tuple[float, int]:
-    """FLOPs a second of the best of one round, and its side."""
-    return max((one.flops / turns[side].seconds, side) for side, one in tried.items())
+def products(dtype: torch.dtype, device: str = "cpu") -> dict[str, Product]:
+    """Those of ``SIDES``, by name: which of them does most in a second may change by the minute.
+
+    torch leaves float32 to MKL, which on some processors does less than half of what they can.
+    """
+    tried = [product(side, dtype, device) for side in SIDES[device]]
+    if ONEDNN and device == "cpu" and dtype is torch.float32:
+        tried += [onednn_product(side) for side in SIDES[device]]
+    return {f"{one.side} by {one.library}": one for one in tried}
+
+
+def best_product(
+    tried: Mapping[str, Product], turns: Mapping[str, Turn], library: str | None = None
+) -> tuple[float, Product]:
+    """FLOPs a second of the best of one round (of one ``library``), and which it was."""
+    found = [
+        (one.flops / turns[name].seconds, one)
+        for name, one in tried.items()
+        if library in (None, one.library)
+    ]
+    return max(found, key=lambda pair: pair[0])
 
 
 def fastest_product(dtype: torch.dtype, device: str = "cpu") -> Product:
     """The one that does most in a second, on as many threads as models have."""
     tried = products(dtype, device)
-    runs = {side: one.run for side, one in tried.items()}
+    runs = {name: one.run for name, one in tried.items()}
     spent = interleaved(runs, 3, device=device, turn=CHOICE)
-    rounds = [best_product(tried, {side: spent[side][i] for side in tried}) for i in range(3)]
-    return tried[max(rounds)[1]]
+    rounds = [best_product(tried, {name: spent[name][i] for name in tried}) for i in range(3)]
+    return max(rounds, key=lambda pair: pair[0])[1]

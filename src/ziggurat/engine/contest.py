@@ -78,8 +78,8 @@ def contest(wanted: Wanted, tick: bench.Tick | None = None) -> dict[str, Any]:
     notes: list[str] = []
     fields = [entries(names, size, wanted, notes) for size in wanted.sizes]
     products = {name: bench.products(DTYPES[name], device) for name in wanted.dtypes}
-    cases = len(names) * len(wanted.backends) + len(bench.SIDES[device])
-    turns = cases * len(wanted.dtypes) * (wanted.rounds + 1)
+    cases = len(names) * len(wanted.backends) * len(wanted.dtypes)
+    turns = (cases + sum(map(len, products.values()))) * (wanted.rounds + 1)
     rows: list[dict[str, Any]] = []
     groups = [(field, batch) for field in fields for batch in wanted.batches]
     for i, (field, batch) in enumerate(groups):
@@ -187,27 +187,26 @@ class Candidates:
 
 
 def group(
-    candidates: Candidates, products: Mapping[str, Mapping[int, bench.Product]], tick: bench.Tick
+    candidates: Candidates, products: Mapping[str, Mapping[str, bench.Product]], tick: bench.Tick
 ) -> list[dict[str, Any]]:
     """Every case and the machine's products by turns: a row for each, and for their best."""
     wanted = candidates.wanted
     machine = {
-        Case(PEAK, str(side), dtype): product.run
-        for dtype, sides in products.items()
-        for side, product in sides.items()
+        Case(PEAK, name, dtype): product.run
+        for dtype, tried in products.items()
+        for name, product in tried.items()
     }
     runs = {**candidates.runs, **machine}
     spent = bench.interleaved(runs, wanted.rounds, tick, candidates.device, least=LEAST)
-    peaks = {
-        dtype: [
-            bench.best_product(
-                sides, {side: spent[Case(PEAK, str(side), dtype)][i] for side in sides}
-            )
+    rows = []
+    peaks = {}  # FLOPs a second of each round's best product
+    for dtype, tried in products.items():
+        turns = [
+            {name: spent[Case(PEAK, name, dtype)][i] for name in tried}
             for i in range(wanted.rounds)
         ]
-        for dtype, sides in products.items()
-    }
-    rows = [peak_row(found, dtype, candidates) for dtype, found in peaks.items()]
+        peaks[dtype] = [bench.best_product(tried, each)[0] for each in turns]
+        rows.append(peak_row(tried, turns, dtype, candidates))
     for case, run in candidates.runs.items():
         first = case._replace(backend=wanted.backends[0], dtype=wanted.dtypes[0])
         reference = wanted.against or candidates.field[0].name
@@ -216,7 +215,7 @@ def group(
             candidates.entries[case].cost.macs * (1 if wanted.mode == "infer" else 3),
             candidates.batch,
             spent[case],
-            [speed for speed, _ in peaks[case.dtype]],
+            peaks[case.dtype],
         )
         row["memory_mib"] = None if memory is None else round(memory / 2**20, 1)
         row["speed"] = bench.ratio(spent[case._replace(name=reference)], spent[case]).rounded()
@@ -262,14 +261,30 @@ def late(passes: Sequence[float]) -> float | None:
     return None if len(passes) < ENOUGH else round(1000 * float(np.percentile(passes, 95)), 3)
 
 
-def peak_row(best: Sequence[tuple[float, int]], dtype: str, beside: Candidates) -> dict[str, Any]:
+def peak_row(
+    tried: Mapping[str, bench.Product],
+    rounds: Sequence[Mapping[str, bench.Turn]],
+    dtype: str,
+    beside: Candidates,
+) -> dict[str, Any]:
     """The machine's own, beside models of one batch and of these sizes: each round's best."""
-    speed = bench.spread([each / 1e9 for each, _ in best]).rounded(1)
+
+    def speed(best: Sequence[tuple[float, bench.Product]]) -> bench.Spread:
+        return bench.spread([each / 1e9 for each, _ in best]).rounded(1)
+
+    best = [bench.best_product(tried, turns) for turns in rounds]
+    most = statistics.mode((one.side, one.library) for _, one in best)
+    libraries = dict.fromkeys(one.library for one in tried.values())
     return {
         "model": PEAK,
-        "side": statistics.mode(side for _, side in best),
+        "side": most[0],
+        "library": most[1],
         "dtype": dtype,
         "batch": beside.batch,
         "sizes": sorted({entry.size for entry in beside.field}),
-        "gflops": speed,
+        "gflops": speed(best),
+        "libraries": {
+            name: speed([bench.best_product(tried, turns, name) for turns in rounds])
+            for name in libraries
+        },
     }

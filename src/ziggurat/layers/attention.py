@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from ziggurat.layers.linear import Linear, Mlp, is_plain, linear
+from ziggurat.layers.linear import MACHINE, Linear, Mlp, is_plain, linear
 
 FEW = range(128, 768)  # tokens; of fewer than 768, torch's kernel on a CPU takes 64 at a time
 NARROW = 32  # channels of a head, above which torch's kernel is as good; but with a bias
 CACHED = 2**20  # logits of one thread that stay in its cache and its part of the common one
-MACHINE: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch: nothing
 INTELS = "Intel" in MACHINE.get("cpu_name", "")  # MKL, in torch's kernel, is at its best there
 
 

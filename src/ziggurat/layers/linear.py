@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+MACHINE: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch: nothing
+WIDE_AMD = "AMD" in MACHINE.get("cpu_name", "") and bool(MACHINE.get("avx_vnni"))  # Zen 5 and on
 SMALL = 2**24  # multiply-adds; below, preparing oneDNN's call takes longer than it saves
 LARGE = 3 * 2**21  # numbers; 24 MiB leave caches, and from 32 on glibc asks the system every time
 PART = 2**20  # numbers of a hidden layer that is computed in parts
@@ -51,7 +53,7 @@ def onednn(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = No
 
 
 class Product(torch.autograd.Function):
-    """x W^T + b. The gradient by W is torch's: there oneDNN is not the faster one."""
+    """x W^T + b."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,9 +68,22 @@ class Product(torch.autograd.Function):
         rows = grad.flatten(0, -2)
         return (
             linear(grad, weight.t(), None) if ctx.needs_input_grad[0] else None,
-            rows.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None,
+            by_weight(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None,
             rows.sum(0) if ctx.needs_input_grad[2] else None,
         )
+
+
+def by_weight(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient by W (C', C), of rows (N, C') and (N, C).
+
+    Here oneDNN is not the faster one, unless MKL leaves half of each vector unused; then the wider
+    of the two is to be what oneDNN takes for the weight.
+    """
+    if not WIDE_AMD:
+        return grad.t() @ x
+    if grad.shape[1] < x.shape[1]:
+        return linear(grad.t(), x.t(), None)
+    return linear(x.t(), grad.t(), None).t()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
