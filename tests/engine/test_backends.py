@@ -169,15 +169,19 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("threads", "counts", "wanted"),
+    ("threads", "each", "counts", "wanted"),
     [
-        (1, (3, 1), ["[1] 1 of 1"]),
-        (2, (1, 5, 2), ["[1] 1 of 2", "[1] 2 of 2"]),
-        (4, (9, 3, 1, 6), ["[1] 4 of 4", "[1] 1 of 4", "[?] 1 of 4"]),
+        (1, 1, (3, 1), ["[1] 1 of 1"]),
+        (2, 1, (1, 5, 2), ["[1] 1 of 2", "[1] 2 of 2"]),
+        (4, 1, (9, 3, 1, 6), ["[1] 4 of 4", "[1] 1 of 4", "[?] 1 of 4"]),
+        (1, 4, (9,), ["[4] 1 of 1", "[1] 1 of 1"]),
+        (2, 2, (13, 4, 2), ["[2] 2 of 2", "[1] 1 of 2", "[1] 2 of 2"]),
+        (3, 4, (30, 2), ["[4] 3 of 3", "[1] 3 of 3", "[?] 1 of 3"]),
     ],
 )
-def test_each_thread_of_openvino_takes_an_image_and_all_what_is_left(
+def test_each_thread_of_openvino_takes_its_images_and_all_what_is_left(
     threads: int,
+    each: int,
     counts: tuple[int, ...],
     wanted: list[str],
     compiled: list[str],
@@ -187,6 +191,7 @@ def test_each_thread_of_openvino_takes_an_image_and_all_what_is_left(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(backends, "AHEAD", 1)
     monkeypatch.setattr(backends, "LIGHT", 0)
+    monkeypatch.setattr(backends, "together", lambda alone: each)
     model = shallow("hvt_ti_2")
     run = runner(model, "openvino")
     for count in counts:
@@ -205,6 +210,20 @@ def test_light_work_is_done_by_one_thread(
     for count in (8, 1):
         run(torch.randn(count, 3, *model.img_size))
     assert compiled == ["[?] 1 of 1", "[1] 1 of 1"]
+
+
+@pytest.mark.parametrize(("height", "wanted"), [(16, 4), (64, 2), (400, 1)])
+def test_products_of_few_rows_are_shared_by_images(height: int, wanted: int) -> None:
+    """One has 3 x height rows and one 3 x 4; attention's, of two maps, is not of these."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.AdaptiveAvgPool2d((4, 8)), nn.Linear(8, 64), Gram())
+    made = graph.openvino_model(graph.traced(model, (height, 8)))
+    assert backends.together(made) == 1  # of a number of images that is not known
+    assert backends.together(backends.of_images(made, 1)) == wanted
+
+
+class Gram(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
 
 
 def test_multiply_adds_of_a_graph_are_counted() -> None:
