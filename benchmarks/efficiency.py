@@ -320,8 +320,9 @@ def by_torch(measured: Mapping[str, Any]) -> list[str]:
         ]
         said.append(f"{BY_TORCH[part]}: {', '.join(shares)}")
     return [
-        f"The peak is oneDNN's: on this processor torch's own product (`torch.mm`) does "
-        f"{owns['families']:.0%} of it. As shares of that one: {'; '.join(said)}."
+        f"The peak is oneDNN's: on this processor torch's own product (`torch.mm`, MKL's, with "
+        f"which timm's models multiply, too) does {owns['families']:.0%} of it. As shares of that "
+        f"one: {'; '.join(said)}."
     ]
 
 
