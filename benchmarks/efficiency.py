@@ -112,8 +112,8 @@ def before(out: Path) -> dict[str, Any]:
         return {}
     found = json.loads(out.read_text())
     if found["hardware"] != results.hardware():
-        processor = found["hardware"]["processor"]
-        raise SystemExit(f"{out} is of another machine ({processor}): give this one an --out")
+        machine = ", ".join(map(str, found["hardware"].values()))
+        raise SystemExit(f"{out} is of another machine ({machine}): give this one an --out")
     return {
         part: {"commit": found["commit"], **measured}
         for part, measured in found["measured"].items()
@@ -308,9 +308,13 @@ def smaller(measured: Mapping[str, Any]) -> list[str]:
 def by_torch(measured: Mapping[str, Any]) -> list[str]:
     """What shares would be of torch's own product, where another library's does more."""
     peaks = {part: measured[part]["peak"][0] for part in BY_TORCH if part in measured}
-    if all(peak.get("library", "torch.mm") == "torch.mm" for peak in peaks.values()):
+    owns = {
+        part: peak["libraries"]["torch.mm"][1] / peak["gflops"][1]
+        for part, peak in peaks.items()
+        if peak.get("library", "torch.mm") != "torch.mm"
+    }
+    if "families" not in owns:
         return []
-    owns = {p: peak["libraries"]["torch.mm"][1] / peak["gflops"][1] for p, peak in peaks.items()}
     said = []
     for part, of in owns.items():
         rows = [row for row in measured[part]["rows"] if row["backend"] != "eager"]

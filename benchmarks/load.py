@@ -133,9 +133,9 @@ class Client:
         self.address = address
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, sent: bytes, since: float | None = None) -> Answer:
-        """The answer to one request, timed from ``since``."""
-        began = time.perf_counter() if since is None else since
+    async def ask(self, sent: bytes) -> Answer:
+        """The answer to one request."""
+        began = time.perf_counter()
         status, body = 0, b""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(60):
@@ -187,11 +187,11 @@ def by_wrk(
     requests: Sequence[bytes],
     clients: int,
     seconds: float,
-    rate: float = 0,
+    rate: float,
 ) -> dict[str, Any] | None:
     """The same by wrk, which costs the machine less; None if it is not there.
 
-    With a ``rate`` requests come when they are due, while there are clients that do not wait.
+    Requests come when they are due, ``rate`` a second, while there are clients that do not wait.
     """
     if shutil.which("wrk") is None:
         print("wrk is not there to ask, too: apt install wrk", flush=True)
@@ -205,7 +205,7 @@ def by_wrk(
         words += map(str, files)
         said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     found = dict(json.loads(said.splitlines()[-1]))
-    return found | ({"asked_per_second": rate, "seconds": seconds} if rate else {})
+    return found | {"asked_per_second": rate, "seconds": seconds}
 
 
 def told(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:

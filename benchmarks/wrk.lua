@@ -1,5 +1,5 @@
 -- wrk sends the requests in the files it is given, in turn, and says what came of them as JSON.
--- The first word is how many a second are due; 0: each connection asks again once it is answered.
+-- The first word is how many a second are due.
 -- What is due goes to whichever connection is free: with enough of them nothing waits for an answer.
 local ffi = require("ffi")
 ffi.cdef("typedef struct { long s; long ns; } moment; int clock_gettime(int, moment *);")
@@ -22,14 +22,12 @@ function init(words)
     sent[#sent + 1] = file:read("*a")
     file:close()
   end
-  if rate > 0 then
-    function delay()
-      first = first or now()
-      local wait = first + due * 1e3 / rate - now()
-      due = due + 1
-      late = math.max(late or 0, -wait)
-      return math.max(wait, 0)
-    end
+  function delay()
+    first = first or now()
+    local wait = first + due * 1e3 / rate - now()
+    due = due + 1
+    late = math.max(late or 0, -wait)
+    return math.max(wait, 0)
   end
 end
 

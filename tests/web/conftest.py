@@ -64,9 +64,11 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(app: FastAPI, grace: int = 5) -> Iterator[Serving]:
+def serving(
+    app: FastAPI, grace: int = 5, up: Callable[[], None] | None = None
+) -> Iterator[Serving]:
     opened = socket.create_server(("127.0.0.1", 0))
-    server = Server(app, grace)
+    server = Server(app, grace, up)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
 

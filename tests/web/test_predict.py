@@ -211,7 +211,7 @@ def test_who_goes_away_is_forgotten_and_nobody_else_loses(gate: Gate) -> None:
             assert queued(client) == 3
             gate.go.set()
             assert [one.result().status_code for one in stay] == [200] * 3
-    assert sum(gate.batches) == 1 + 2 + 8 + 3
+    assert sum(gate.batches) == 1 + 7 + 8 + 3
 
 
 GONE = 'ziggurat_requests_total{route="/api/predict",status="499"}'

@@ -123,12 +123,15 @@ def test_it_is_not_ready_before_its_models_nor_when_it_stops(
 ) -> None:
     """Who holds a connection when it stops is answered once more."""
     monkeypatch.setattr(server, "FAREWELL", 3)
-    with serving(application({"gate": gate.model})) as (address, stop):
+    up = threading.Event()
+    with serving(application({"gate": gate.model}), up=up.set) as (address, stop):
         assert gate.begun.wait(20)
         found = httpx2.get(f"{address}/healthz")
         assert (found.status_code, found.json()) == (503, {"status": "starting"})
+        assert not up.is_set()
         gate.go.set()
         until(lambda: httpx2.get(f"{address}/healthz").status_code == 200)
+        assert up.wait(5)
         kept = [http.client.HTTPConnection(address.removeprefix("http://")) for _ in range(2)]
         for one in kept:
             one.request("GET", "/healthz")
@@ -173,8 +176,10 @@ def test_a_model_that_cannot_run_ends_the_server(gate: Gate) -> None:
     gate.model.classifier.probabilities = fail  # type: ignore[method-assign, assignment]
     opened = socket.create_server(("127.0.0.1", 0))
     before = signal.getsignal(signal.SIGTERM)
+    up = threading.Event()
     with pytest.raises(RuntimeError, match="out of memory"):
-        server.Server(application({"gate": gate.model}), 1).run([opened])
+        server.Server(application({"gate": gate.model}), 1, up.set).run([opened])
+    assert not up.is_set()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

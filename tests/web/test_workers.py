@@ -18,6 +18,7 @@ from PIL import Image
 from tests.web.conftest import encoded, picture, until
 from tests.web.test_predict import PATH, files, metric
 from tests.web.test_server import started
+from ziggurat.web.workers import alone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 
@@ -113,6 +114,15 @@ def test_a_worker_that_ended_is_followed_by_another(how: signal.Signals) -> None
         said = process.stderr.read()
     ending = "by signal 9" if how == signal.SIGKILL else "with 0"
     assert said == f"ziggurat: worker 2 ended {ending}: another takes its place\n"
+
+
+def test_an_address_is_one_servers() -> None:
+    """Also before anybody listens there."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        with alone(opened), pytest.raises(OSError, match="in use"):
+            alone(opened)
+        alone(opened).close()
 
 
 def test_what_the_first_fails_with_is_the_end() -> None:

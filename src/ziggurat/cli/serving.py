@@ -35,14 +35,17 @@ def serve(args: argparse.Namespace) -> int:
     with listening(args.host, args.port) as opened:
         if args.workers == 1:
             return answering(args, opened)
-        from ziggurat.web.workers import Worker, share, sharing, workers  # nothing that is large
+        from ziggurat.web.workers import Worker, alone, share, sharing, workers  # nothing large
 
+        with place(args.host, args.port):
+            claim = alone(opened)
         share(opened)
-        one = workers(args.workers)
-        if not isinstance(one, Worker):
-            return one
-        with sharing(opened) as own:
-            return answering(args, own, one)
+        with claim:
+            one = workers(args.workers)
+            if not isinstance(one, Worker):
+                return one
+            with sharing(opened) as own:
+                return answering(args, own, one)
 
 
 def answering(
@@ -58,7 +61,7 @@ def answering(
     app = application(
         models, args.max_mb, args.max_megapixels, args.batch, args.queue, args.timeout
     )
-    server = Server(app, args.grace)
+    server = Server(app, args.grace, worker.up if worker is not None else None)
     with place(args.host, args.port):
         opened.listen()  # who comes before the server is up waits for it
     host, port = opened.getsockname()[:2]
@@ -67,8 +70,6 @@ def answering(
         print(f"{', '.join(models)} at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
         if args.host not in LOCAL:
             print("whoever reaches this machine can use it: there is no login", file=sys.stderr)
-    if worker is not None:
-        worker.up()
     gc.collect()
     gc.freeze()  # what is there now stays: not looked through again,
     gc.set_threshold(50_000, 20, 100)  # and what waits in a queue not all the time

@@ -65,16 +65,18 @@ def command() -> str:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores, memory, accelerators."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in (
-            Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        ).splitlines()
-        if line.startswith("model name")
-    ]
+    cpu: dict[str, str] = {}
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            cpu.setdefault(key.strip(), value.strip())
+    kind = ", ".join(
+        f"{key.split()[-1]} {cpu[key]}" for key in ("cpu family", "model") if key in cpu
+    )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": cpu.get("model name") or platform.processor(),
+        "processor_kind": kind,  # a name may be of several generations
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30, 1),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

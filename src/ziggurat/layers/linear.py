@@ -66,9 +66,10 @@ class Product(torch.autograd.Function):
         """By x, W and b; can be differentiated again."""
         x, weight = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        return (
+        of_weight = by_weight(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        return (  # the largest last: what was in the way of the others is gone
             linear(grad, weight.t(), None) if ctx.needs_input_grad[0] else None,
-            by_weight(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None,
+            of_weight,
             rows.sum(0) if ctx.needs_input_grad[2] else None,
         )
 
@@ -83,7 +84,7 @@ def by_weight(grad: Tensor, x: Tensor) -> Tensor:
         return grad.t() @ x
     if grad.shape[1] < x.shape[1]:
         return linear(grad.t(), x.t(), None)
-    return linear(x.t(), grad.t(), None).t()
+    return linear(x.t(), grad.t(), None).t().contiguous()  # else autograd would copy it
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

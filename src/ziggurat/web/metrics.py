@@ -28,9 +28,8 @@ from ziggurat.web.workers import SHARED
 KIND = CONTENT_TYPE_PLAIN_0_0_4
 OTHER = "other"  # a path that is no route's: as many as there are must not become series
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-TOGETHER = {  # what a sum over processes says
-    "process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds",
-    "process_open_fds",
+TOGETHER = {  # what a sum over processes says; not seconds, which would fall when one has died
+    "process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds",
 }  # fmt: skip
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -92,7 +91,7 @@ class Metrics:
 
 
 class Processes(Collector):
-    """Memory, processor time and open files of all workers, added up."""
+    """Memory and open files of all workers, added up."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -10,7 +10,7 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Serves an application of ours until SIGINT or SIGTERM."""
 
-    def __init__(self, app: FastAPI, grace: int) -> None:
+    def __init__(self, app: FastAPI, grace: int, up: Callable[[], None] | None = None) -> None:
         config = uvicorn.Config(
             app, http=Connection, ws="none", log_level="warning", access_log=False,
             log_config=None,  # its own would close the handlers of others
@@ -109,6 +109,7 @@ class Server(uvicorn.Server):
         self.service: Service = app.state.service
         self.service.status = "starting"
         self.warming: asyncio.Task[None] | None = None
+        self.up = up  # told once its models were tried
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Until it is asked to stop; raises what keeps a model from running."""
@@ -136,8 +137,12 @@ class Server(uvicorn.Server):
 
     def warmed(self, done: asyncio.Task[None]) -> None:
         """A model that cannot be run serves nobody."""
-        if not done.cancelled() and done.exception() is not None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
             self.should_exit = True
+        elif self.up is not None:
+            self.up()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was asked, and nothing else."""

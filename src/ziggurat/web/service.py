@@ -123,7 +123,7 @@ class Served:
             self.compute, limits.batch, most, lambda: self.coming > 0
         )
         self.explaining = Crew(1, "explain")
-        self.waiting = metrics.waiting.labels(name)
+        self.waiting, self.counting = metrics.waiting.labels(name), threading.Lock()
         self.sizes, self.times = metrics.batches.labels(name), metrics.model.labels(name)
 
     def about(self) -> Model:
@@ -159,13 +159,17 @@ class Served:
             raise
 
     def counted(self) -> None:
-        """Tell how many wait."""
-        self.waiting.set(len(self.batcher))
+        """Tell how many wait, from whichever thread."""
+        with self.counting:
+            self.waiting.set(len(self.batcher))
 
     async def warm(self) -> None:
-        """The first calls, which can take long, before anybody waits for them."""
+        """The first calls, which can take long, before anybody waits for them.
+
+        A whole batch, and one less, which is made of what a backend has for fewer images.
+        """
         blank = torch.zeros(self.model.classifier.shape, dtype=torch.uint8)
-        for count in {1, min(2, self.limits.batch), self.limits.batch}:  # 2: any other number
+        for count in sorted({1, max(1, self.limits.batch - 1), self.limits.batch}):
             await self.predict([blank] * count)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client keeps what all workers count
 THREADS = "OMP_NUM_THREADS"
-UP = signal.SIGUSR1  # what a worker sends when it listens
+UP = signal.SIGUSR1  # what a worker sends when it listens and its models run
 WATCHED = {UP, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
 REST = 1.0  # seconds before one that died is followed by another
 
@@ -32,7 +32,7 @@ class Worker(NamedTuple):
     parent: int
 
     def up(self) -> None:
-        """Say that it listens."""
+        """Say that it answers."""
         os.kill(self.parent, UP)
 
 
@@ -108,6 +108,16 @@ def obey(lifeline: int) -> None:
     """Stop when the process that waits does, or is gone."""
     os.read(lifeline, 1)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def alone(opened: socket.socket) -> socket.socket:
+    """A claim on an address by one server, whose workers keep it.
+
+    Before they listen another server could bind there, too, and share its visitors.
+    """
+    held = socket.socket(socket.AF_UNIX)
+    held.bind("\0ziggurat {} {}".format(*opened.getsockname()[:2]))  # no file: it ends with them
+    return held
 
 
 def share(opened: socket.socket) -> None:
