@@ -1,6 +1,6 @@
 """The service under load, on loopback: images a second, how long each takes, what it survives.
 
-    python benchmarks/serving.py           # five minutes, into benchmarks/results/serving.json
+    python benchmarks/serving.py           # ten minutes, into benchmarks/results/serving.json
     python benchmarks/serving.py --seconds 2 --rounds 1 --fuzz 200 --out short.json
 
 A server is asked while others send it what is broken, huge or slow, or are killed; then come files
