@@ -18,6 +18,8 @@ from PIL import Image
 from tests.web.conftest import encoded, picture, until
 from tests.web.test_predict import PATH, files, metric
 from tests.web.test_server import started
+from ziggurat.cli import main
+from ziggurat.cli.serving import listening
 from ziggurat.web.workers import alone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
@@ -123,6 +125,13 @@ def test_an_address_is_one_servers() -> None:
         with alone(opened), pytest.raises(OSError, match="in use"):
             alone(opened)
         alone(opened).close()
+
+
+def test_a_server_that_still_loads_is_not_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    with listening("127.0.0.1", 0) as opened, alone(opened):
+        port = str(opened.getsockname()[1])
+        assert main(["serve", "nowhere", "--workers", "2", "--port", port]) == 2
+    assert "Address already in use (take another --port)" in capsys.readouterr().err
 
 
 def test_what_the_first_fails_with_is_the_end() -> None:

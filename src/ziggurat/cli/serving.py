@@ -40,12 +40,12 @@ def serve(args: argparse.Namespace) -> int:
         with place(args.host, args.port):
             claim = alone(opened)
         share(opened)
-        with claim:
+        with claim:  # of the process that waits: a worker leaves here at once
             one = workers(args.workers)
-            if not isinstance(one, Worker):
-                return one
-            with sharing(opened) as own:
-                return answering(args, own, one)
+        if not isinstance(one, Worker):
+            return one
+        with sharing(opened) as own:
+            return answering(args, own, one)
 
 
 def answering(

@@ -111,12 +111,16 @@ def obey(lifeline: int) -> None:
 
 
 def alone(opened: socket.socket) -> socket.socket:
-    """A claim on an address by one server, whose workers keep it.
+    """A claim on an address, held by the process that waits.
 
-    Before they listen another server could bind there, too, and share its visitors.
+    Before its workers listen another server could bind there, too, and share its visitors.
     """
     held = socket.socket(socket.AF_UNIX)
-    held.bind("\0ziggurat {} {}".format(*opened.getsockname()[:2]))  # no file: it ends with them
+    try:
+        held.bind("\0ziggurat {} {}".format(*opened.getsockname()[:2]))  # no file to be left over
+    except OSError:
+        held.close()
+        raise
     return held
 
 
